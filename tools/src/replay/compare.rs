@@ -254,18 +254,32 @@ impl Comparison<'_> {
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
         let mut there = naks(recorded);
-        let mut here: BTreeMap<i64, VecDeque<(u8, u64)>> = BTreeMap::new();
+        let mut here = Naks::new();
         for (psn, byte, frame) in naks(engine) {
             here.entry(psn).or_default().push_back((byte, frame));
         }
-        let mut take = |psn: i64, fits: &dyn Fn(u8) -> bool| {
-            let of_psn = here.get_mut(&psn)?;
-            of_psn.remove(of_psn.iter().position(|(byte, _)| fits(*byte))?)
-        };
-        there.retain(|(psn, byte, _)| take(*psn, &|other| other == *byte).is_none());
+        there.retain(|(psn, byte, _)| take(&mut here, *psn, |other| other == *byte).is_none());
+        let of = self.of;
+        let asker = recorded.first().map_or(0, |event| 1 - event.from);
+        let message_of = |psn: i64| of.messages[asker].at(psn).map(|message| message.first..=message.last);
         for (psn, byte, frame) in there {
             let was = name(byte);
-            match take(psn, &|other| ![other, byte].contains(&0x60)) {
+            // Address and key are checked again with each packet.
+            let elsewhere = message_of(psn).filter(|_| byte == 0x62).and_then(|psns| {
+                let mut refusals = here.range(psns);
+                refusals.find(|(_, naks)| naks.iter().any(|(is, _)| *is == byte)).map(|(psn, _)| *psn)
+            });
+            if let Some(elsewhere) = elsewhere.filter(|psn| take(&mut here, *psn, |is| is == byte).is_some())
+            {
+                let text = format!(
+                    "{was} for PSN {}, here for PSN {} of the same message",
+                    hex(psn),
+                    hex(elsewhere)
+                );
+                self.lawful(Rule::Refusal, frame, text);
+                continue;
+            }
+            match take(&mut here, psn, |other| ![other, byte].contains(&0x60)) {
                 Some((is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
                     let text = format!(
                         "refused with {} where {was} was recorded: a message longer than its receive is an invalid request",
@@ -318,6 +332,15 @@ impl Comparison<'_> {
             }
         }
     }
+}
+
+/// The NAKs of an end: for which PSN, with which syndrome, and in which frame.
+type Naks = BTreeMap<i64, VecDeque<(u8, u64)>>;
+
+/// Takes one of a PSN out whose syndrome fits.
+fn take(naks: &mut Naks, psn: i64, fits: impl Fn(u8) -> bool) -> Option<(u8, u64)> {
+    let of_psn = naks.get_mut(&psn)?;
+    of_psn.remove(of_psn.iter().position(|(syndrome, _)| fits(*syndrome))?)
 }
 
 fn name(syndrome: u8) -> String {

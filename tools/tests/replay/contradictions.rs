@@ -79,3 +79,18 @@ fn what_was_said_is_not_taken_back() {
         assert!(!said.contains("as recorded: VIOLATES"), "{what}, lawful:\n{said}");
     }
 }
+
+/// Address and key are checked again with each packet: the engine refuses the first one, and that is the same refusal.
+#[test]
+fn a_message_may_be_refused_at_any_packet() {
+    let kib = [7; 1024];
+    let first = transport(0x06, 0x22, 100, &[&reth(0x1000, 7, 2048)[..], &kib].concat());
+    let last = transport(0x08, 0x22, 1 << 31 | 101, &kib);
+    let talk = [vec![(false, first), (false, last)], answer(101, REMOTE_ACCESS, 0)].concat();
+    let (status, said) = replayed(talk);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(
+        said.contains("lawful refusal at frame 3: NAK remote access error for PSN 0x000065, here for"),
+        "{said}"
+    );
+}
