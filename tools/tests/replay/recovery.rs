@@ -5,6 +5,9 @@ use crate::{Scratch, fixtures, replay, text};
 
 const SEQUENCE_ERROR: u8 = 0x60;
 
+/// What one side asks for, or the other answers: from their headers on.
+type Talk = Vec<(bool, Vec<u8>)>;
+
 /// A packet of a WRITE of 4 KiB, under a path MTU of 1024.
 fn write(psn: u32) -> (bool, Vec<u8>) {
     let kib = [psn as u8; 1024];
@@ -22,7 +25,7 @@ fn answer(psn: u32, syndrome: u8, msn: u8) -> (bool, Vec<u8>) {
 }
 
 /// A conversation with these identifications by the number of the packet.
-fn frames(talk: Vec<(bool, Vec<u8>)>, identification: impl Fn(usize) -> u16) -> Frames {
+fn frames(talk: Talk, identification: impl Fn(usize) -> u16) -> Frames {
     let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
     let mut frames = headers.talk(talk);
     frames.identify(identification);
@@ -44,7 +47,7 @@ fn report(purpose: &str, frames: &Frames) -> String {
 /// the last bit.
 #[test]
 fn repeats_of_a_sender_that_does_not_number_are_no_copies() {
-    let talk = || -> Vec<(bool, Vec<u8>)> {
+    let talk = || -> Talk {
         let all = (100..116).map(write);
         all.clone().chain([answer(100, SEQUENCE_ERROR, 0)]).chain(all).chain([answer(115, 0x1f, 4)]).collect()
     };
@@ -79,7 +82,7 @@ fn a_restart_is_told_from_what_was_on_its_way() {
     let some = |psns: std::ops::Range<u32>| psns.map(write);
     let ack = || [answer(111, 0x1f, 3)];
     // 10 us from one to the next.
-    let cases: [(&str, Vec<(bool, Vec<u8>)>, [&str; 2]); 3] = [
+    let cases: [(&str, Talk, [&str; 2]); 3] = [
         (
             "lost behind the recorder",
             some(100..106)
@@ -126,16 +129,20 @@ fn a_restart_is_told_from_what_was_on_its_way() {
         }
     }
     // From PSN 104 on: the identifications tell whether 102 and 103 came first.
-    let late = || -> Vec<(bool, Vec<u8>)> {
+    let late = || -> Talk {
         some(100..108).chain([nak(102)]).chain(some(104..108)).chain(some(102..112)).chain(ack()).collect()
     };
-    let lost_before = |number: usize| 500 + number as u16 + if number > 8 { 2 } else { 0 };
-    let cases: [(&str, &dyn Fn(usize) -> u16, &str); 3] = [
-        ("they did not", &|number| 500 + number as u16, "0 of 1 times from the PSN of the NAK"),
-        ("they may have", &lost_before, "1 times from a PSN that may not have been recorded"),
-        ("nobody knows", &|_| 0, "1 times from a PSN that may not have been recorded"),
-    ];
-    for (what, identification, measured) in cases {
+    let known =
+        ["0 of 1 times from the PSN of the NAK", "1 times from a PSN that may not have been recorded"];
+    for (what, lost, counts, measured) in [
+        ("they did not", 0, true, known[0]),
+        ("they may have", 2, true, known[1]),
+        ("nobody knows", 0, false, known[1]),
+    ] {
+        let identification = |number: usize| match counts {
+            true => 500 + number as u16 + if number > 8 { lost } else { 0 },
+            false => 0,
+        };
         let said = report("restart", &frames(late(), identification));
         assert!(said.contains(&format!("go-back-N: {measured}\n")), "{what}:\n{said}");
     }

@@ -49,7 +49,7 @@ pub(super) struct Responder {
 }
 
 /// Nobody has so many packets under way.
-const NO_WINDOW: i64 = 1 << 16;
+pub(super) const NO_WINDOW: i64 = 1 << 16;
 
 const MSN_MASK: i64 = 0x00ff_ffff;
 

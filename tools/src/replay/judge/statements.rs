@@ -1,10 +1,11 @@
 //! What a responder has said and does not take back, where each request was recorded once and in order: then nothing was
-//! sent again, and nothing came by another way.
+//! sent again, unless the capture began while something was.
 
 use ferroce::wire::{Nak, Service, Syndrome};
 
+use super::responder::NO_WINDOW;
 use super::{Judge, hex};
-use crate::replay::conversation::{Conversation, Event};
+use crate::replay::conversation::{Conversation, Event, wrapped};
 use crate::replay::packet::Seen;
 use crate::replay::rule::Rule;
 
@@ -55,10 +56,10 @@ impl Judge<'_> {
     /// Whether a response contradicts those before it.
     pub(super) fn contradicts(&mut self, packet: &Seen, psn: i64) {
         let newest_ever = self.newest_ever;
-        // What was sent before the capture began may have been sent again there.
-        if self.oldest_ever.is_some_and(|oldest| psn < oldest) {
-            return;
-        }
+        let Some(oldest) = self.oldest_ever.filter(|oldest| psn >= *oldest) else { return };
+        // All that was recorded may be sent again for what came before the capture, but not farther than a window.
+        let start = self.of.agreed.map(|agreed| agreed.start[1 - self.side]);
+        let mut is_sure = start == Some(wrapped(oldest)) || psn - oldest > NO_WINDOW;
         let Some(statements) = &mut self.statements else { return };
         let syndrome = packet.extensions.aeth.and_then(|aeth| aeth.syndrome());
         let mut wrong = None;
@@ -85,6 +86,7 @@ impl Judge<'_> {
             Some(Syndrome::Ack { .. }) | None => {
                 if let Some((refused, frame)) = statements.refused.filter(|(refused, _)| psn >= *refused) {
                     statements.refused = None;
+                    is_sure = true; // however often something is sent
                     let text = format!(
                         "PSN {} is acknowledged behind the refusal of PSN {} in frame {frame}: a queue pair that refused is \
                          in error",
@@ -110,7 +112,7 @@ impl Judge<'_> {
             let msn = aeth.msn();
             match statements.msn {
                 Some((before, of, frame)) if is_less(msn, before) => {
-                    if psn >= of {
+                    if psn > of {
                         let text = format!(
                             "MSN {msn} at PSN {} behind {before} at PSN {} in frame {frame}: it never goes back",
                             hex(psn),
@@ -122,8 +124,13 @@ impl Judge<'_> {
                 _ => statements.msn = Some((msn, psn, packet.frame)),
             }
         }
-        if let Some((rule, text)) = wrong {
-            self.violation(rule, packet.frame, text);
+        match wrong {
+            Some((rule, text)) if is_sure => self.violation(rule, packet.frame, text),
+            Some((rule, text)) => {
+                let text = format!("{text}: only what was sent before the capture began can account for it");
+                self.lawful(rule, packet.frame, text);
+            }
+            None => {}
         }
     }
 }
