@@ -12,6 +12,7 @@ mod judge;
 mod lane;
 mod memory;
 mod message;
+mod numbering;
 mod packet;
 mod pairing;
 mod place;

@@ -32,6 +32,8 @@ pub(super) struct Capture {
     pub(super) joined_frames: u64,
     /// Packets with an opcode that is a manufacturer's.
     pub(super) foreign: Vec<Foreign>,
+    /// Packets with an opcode that RoCE does not have, and that is no manufacturer's.
+    pub(super) reserved: u64,
     /// Packets whose opcode is nobody's, for their ICRC is wrong.
     pub(super) damaged: u64,
     /// RoCE packets that contradict themselves.
@@ -145,6 +147,8 @@ impl Capture {
                 self.packets.push(Rc::new(packet));
             }
             Err(ParseError::Opcode(opcode)) if !is_cut => match transport.icrc(layers.network) {
+                // What goes on behind it is judged as if it were not recorded.
+                Some((found, expected)) if found == expected && opcode < MANUFACTURERS => self.reserved += 1,
                 Some((found, expected)) if found == expected => {
                     let bth =
                         layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
@@ -169,7 +173,7 @@ impl Capture {
 
     /// RoCE packets of any kind.
     pub(super) fn roce_packets(&self) -> u64 {
-        let left_out = self.foreign.len() as u64 + self.damaged + self.unreadable;
+        let left_out = self.foreign.len() as u64 + self.reserved + self.damaged + self.unreadable;
         self.packets.len() as u64 + left_out + self.unchecked.values().sum::<u64>()
     }
 }
@@ -186,6 +190,8 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
+/// From this opcode on they are manufacturers'.
+const MANUFACTURERS: u8 = 0xc0;
 const HOUR: u64 = 3_600_000_000_000;
 /// Why a packet can't be checked of which the recorder kept a part.
 pub(super) const CUT_SHORT: &str = "cut short by the recorder";

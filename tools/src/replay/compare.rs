@@ -13,7 +13,7 @@ use super::rule::{Finding, Rule, Weight};
 
 /// What differs between the recorded end and the engine in its place.
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
-    let mut comparison = Comparison { of, findings: Vec::new() };
+    let mut comparison = Comparison { of, ports: BTreeMap::new(), findings: Vec::new() };
     fn side(events: &[Event], end: usize) -> Vec<&Event> {
         events.iter().filter(|event| event.from == end && !event.copy).collect()
     }
@@ -26,11 +26,17 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let answered: Vec<&Event> =
         recorded.into_iter().filter(|e| e.packet.is_whole_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
+    // All packets of a queue pair have one, or all those of a socket.
+    for (port, frame) in std::mem::take(&mut comparison.ports) {
+        comparison.lawful(Rule::SourcePort, frame, format!("the UDP source port {port} is another here"));
+    }
     comparison.findings
 }
 
 struct Comparison<'a> {
     of: &'a Conversation,
+    /// Recorded UDP source ports that are others here, and the first frame of each.
+    ports: BTreeMap<u16, u64>,
     findings: Vec<Finding>,
 }
 
@@ -146,8 +152,11 @@ impl Comparison<'_> {
             let value = u8::from(there.bth.mig_req());
             self.lawful(Rule::MigrationRequest, there.frame, format!("MigReq was {value}"));
         }
-        if there.network.source_port != here.network.source_port {
-            self.lawful(Rule::SourcePort, there.frame, "the UDP source port is another");
+        if let Some(port) = there.network.source_port
+            && here.network.source_port != Some(port)
+        {
+            let first = self.ports.entry(port).or_insert(there.frame);
+            *first = there.frame.min(*first);
         }
     }
 
@@ -245,18 +254,32 @@ impl Comparison<'_> {
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
         let mut there = naks(recorded);
-        let mut here: BTreeMap<i64, VecDeque<(u8, u64)>> = BTreeMap::new();
+        let mut here = Naks::new();
         for (psn, byte, frame) in naks(engine) {
             here.entry(psn).or_default().push_back((byte, frame));
         }
-        let mut take = |psn: i64, fits: &dyn Fn(u8) -> bool| {
-            let of_psn = here.get_mut(&psn)?;
-            of_psn.remove(of_psn.iter().position(|(byte, _)| fits(*byte))?)
-        };
-        there.retain(|(psn, byte, _)| take(*psn, &|other| other == *byte).is_none());
+        there.retain(|(psn, byte, _)| take(&mut here, *psn, |other| other == *byte).is_none());
+        let of = self.of;
+        let asker = recorded.first().map_or(0, |event| 1 - event.from);
+        let message_of = |psn: i64| of.messages[asker].at(psn).map(|message| message.first..=message.last);
         for (psn, byte, frame) in there {
             let was = name(byte);
-            match take(psn, &|other| ![other, byte].contains(&0x60)) {
+            // Address and key are checked again with each packet.
+            let elsewhere = message_of(psn).filter(|_| byte == 0x62).and_then(|psns| {
+                let mut refusals = here.range(psns);
+                refusals.find(|(_, naks)| naks.iter().any(|(is, _)| *is == byte)).map(|(psn, _)| *psn)
+            });
+            if let Some(elsewhere) = elsewhere.filter(|psn| take(&mut here, *psn, |is| is == byte).is_some())
+            {
+                let text = format!(
+                    "{was} for PSN {}, here for PSN {} of the same message",
+                    hex(psn),
+                    hex(elsewhere)
+                );
+                self.lawful(Rule::Refusal, frame, text);
+                continue;
+            }
+            match take(&mut here, psn, |other| ![other, byte].contains(&0x60)) {
                 Some((is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
                     let text = format!(
                         "refused with {} where {was} was recorded: a message longer than its receive is an invalid request",
@@ -309,6 +332,15 @@ impl Comparison<'_> {
             }
         }
     }
+}
+
+/// The NAKs of an end: for which PSN, with which syndrome, and in which frame.
+type Naks = BTreeMap<i64, VecDeque<(u8, u64)>>;
+
+/// Takes one of a PSN out whose syndrome fits.
+fn take(naks: &mut Naks, psn: i64, fits: impl Fn(u8) -> bool) -> Option<(u8, u64)> {
+    let of_psn = naks.get_mut(&psn)?;
+    of_psn.remove(of_psn.iter().position(|(syndrome, _)| fits(*syndrome))?)
 }
 
 fn name(syndrome: u8) -> String {

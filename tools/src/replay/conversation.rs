@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
+use std::time::Duration;
 
 use ferroce::wire::cm::{CmBody, CmMessage};
 use ferroce::wire::{Opcode, Operation, PKEY_DEFAULT, PKey, PayloadRule, Service};
@@ -11,6 +12,7 @@ use ferroce::{Gid, Nanos, PathMtu, Psn, Qpn};
 use super::answers::Answers;
 use super::given;
 use super::message::Messages;
+use super::numbering::Numbering;
 use super::packet::Seen;
 use super::pairing::{Flow, Pairing};
 use super::progress::Progress;
@@ -38,6 +40,8 @@ pub(super) struct Conversation {
     pub(super) limited: [bool; 2],
     /// Ends that speak RoCE v1.
     roce_v1: [bool; 2],
+    /// Ends that give each packet an IPv4 identification of its own.
+    pub(super) numbers: [bool; 2],
     /// Its flows may belong to others.
     pub(super) is_guessed: bool,
     /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
@@ -64,6 +68,8 @@ pub(super) struct Event {
     pub(super) lost: bool,
     /// The network made it: its sender sent this packet once.
     pub(super) copy: bool,
+    /// It is a request, the same as the packet right before it: its sender or the network made it.
+    pub(super) twin: bool,
 }
 
 /// What a REQ and its REP say, by end.
@@ -88,7 +94,7 @@ pub(super) struct Given {
     pub(super) pairs: Vec<(Qpn, Qpn)>,
 }
 
-/// A packet whose opcode is none of the standard's: nobody knows how it changes the numbering.
+/// A packet whose opcode is a manufacturer's: nobody knows how it changes the numbering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     pub(super) frame: u64,
@@ -195,7 +201,7 @@ impl Conversation {
             }
         }
         found.retain(|conversation| !conversation.events.is_empty());
-        let numbering = numbering(packets);
+        let numbering = Numbering::of(packets);
         for conversation in &mut found {
             let start = conversation.events.first().map_or(0, |event| event.packet.frame);
             let before = setups.iter().rev().filter(|setup| setup.frame < start);
@@ -226,6 +232,7 @@ impl Conversation {
             pkey: PKEY_DEFAULT,
             limited: [false; 2],
             roce_v1: [false; 2],
+            numbers: [false; 2],
             is_guessed: false,
             foreign: None,
         }
@@ -243,7 +250,14 @@ impl Conversation {
             }
         };
         let from = usize::from(!is_first);
-        self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false, copy: false });
+        self.events.push(Event {
+            from,
+            packet: Rc::clone(packet),
+            psn: 0,
+            lost: false,
+            copy: false,
+            twin: false,
+        });
     }
 
     fn find_pkey(&mut self) {
@@ -283,21 +297,31 @@ impl Conversation {
         }
     }
 
-    /// Finds packets that the network delivered twice: the same to the last bit, from a host that numbers
-    /// its packets. Of one that does not nobody can tell.
-    fn find_copies(&mut self, numbering: &HashMap<Gid, Option<u16>>) {
-        let numbers = self.ends.map(|end| numbering.get(&end.gid) == Some(&None));
+    /// Finds packets that came twice, the same to the last bit: of a host that numbers its packets the network made the
+    /// second one. Of another host it may be a repeat as well, and nobody can tell where it comes right behind the first.
+    fn find_copies(&mut self, numbering: &Numbering) {
+        let [a, b] = self.ends.map(|end| end.gid);
+        self.numbers = [numbering.counts(a, b), numbering.counts(b, a)];
         let mut seen: HashMap<_, usize> = HashMap::new();
         let mut copies = Vec::new();
-        for (index, event) in self.events.iter().enumerate().filter(|(_, event)| numbers[event.from]) {
+        let mut twins = Vec::new();
+        for (index, event) in self.events.iter().enumerate() {
             let packet = &event.packet;
             let key = (event.from, packet.identification(), event.psn, packet.icrc);
-            match seen.insert(key, index) {
-                Some(before) if self.events[before].packet.is_same_as(packet) => copies.push(index),
-                _ => {}
+            let Some(before) = seen.insert(key, index) else { continue };
+            let first = &self.events[before].packet;
+            let is_repeat = packet.is_request() && self.service == Service::Rc;
+            if !first.is_same_as(packet) {
+                continue;
+            }
+            if self.numbers[event.from] {
+                copies.push(index);
+            } else if is_repeat && before + 1 == index && packet.at.since(first.at) < SUDDEN {
+                twins.push(index);
             }
         }
         copies.into_iter().for_each(|index| self.events[index].copy = true);
+        twins.into_iter().for_each(|index| self.events[index].twin = true);
     }
 
     fn find_path_mtu(&mut self, given: &Given) {
@@ -435,6 +459,8 @@ fn begin(
     index
 }
 
+/// Nobody waits for an answer so shortly before a repeat.
+const SUDDEN: Duration = Duration::from_micros(200);
 /// What is asked for again was sent among so many packets.
 const LOOK_BACK: usize = 8192;
 /// READs that one PSN may lie in: one, and those that were taken up again.
@@ -512,18 +538,6 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
         }
     }
     setups
-}
-
-/// The hosts that send over IPv4, with the identification that all their packets have, or none if they differ.
-fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
-    let mut hosts = HashMap::new();
-    for packet in packets {
-        if let Some(number) = packet.identification().filter(|_| packet.icrc_is_right) {
-            let known = hosts.entry(packet.network.source).or_insert(Some(number));
-            *known = known.filter(|known| *known == number);
-        }
-    }
-    hosts
 }
 
 /// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the

@@ -8,8 +8,7 @@ use super::message::Messages;
 /// What a verdict on a conversation is of.
 #[derive(Debug, Default)]
 pub(super) struct Coverage {
-    /// Packets that each end sent, and those among them that are judged.
-    sent: [u64; 2],
+    /// Packets of each end that are judged.
     judged: [u64; 2],
     /// Answers to what was not recorded.
     pub(super) strays: u64,
@@ -22,7 +21,6 @@ impl Coverage {
         let mut coverage = Coverage::default();
         let asked = AskedPsns::of(conversation);
         for event in &conversation.events {
-            coverage.sent[event.from] += 1;
             if asked.judges(event) {
                 coverage.judged[event.from] += 1;
                 coverage.has_requests |= event.packet.is_request();
@@ -37,9 +35,9 @@ impl Coverage {
         self.judged.iter().sum()
     }
 
-    /// Whether an end sent packets, and is judged by none of them.
+    /// Whether an end is judged by no packet that it sent.
     pub(super) fn tells_nothing_of(&self, end: usize) -> bool {
-        self.sent[end] > 0 && self.judged[end] == 0
+        self.judged[end] == 0
     }
 }
 

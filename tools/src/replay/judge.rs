@@ -3,6 +3,7 @@
 
 mod requester;
 mod responder;
+mod statements;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,13 +16,14 @@ use super::packet::Seen;
 use super::rule::{Finding, Rule, Weight};
 use requester::Requester;
 use responder::Responder;
+use statements::Statements;
 
 /// What was measured of an end, in the way of Lumina's analysers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
     /// From the packet that shows a gap to the NAK.
     pub(super) nak_generation: Vec<Duration>,
-    /// From the NAK to the first packet that is repeated.
+    /// From the NAK to the first packet that goes back.
     pub(super) nak_reaction: Vec<Duration>,
     /// From an RNR NAK to the repeat.
     pub(super) rnr_wait: Vec<Duration>,
@@ -29,6 +31,8 @@ pub(super) struct Measured {
     pub(super) cnp_interval: Vec<Duration>,
     /// Times that the end began again at the PSN of the NAK, of all times.
     pub(super) go_back_n: (u64, u64),
+    /// Times that the first packets of a restart were not recorded, maybe.
+    pub(super) restarts_unseen: u64,
     /// Request packets that were sent again.
     pub(super) repeats: u64,
     pub(super) requests: u64,
@@ -36,6 +40,8 @@ pub(super) struct Measured {
     pub(super) cnps: u64,
     /// Packets that came out of the network more often than it sent them.
     pub(super) copies: u64,
+    /// Those of the repeats that may be copies by the network.
+    pub(super) twins: u64,
     /// Packets that came marked by a switch.
     pub(super) marked: u64,
     pub(super) naks: u64,
@@ -68,6 +74,8 @@ pub(super) fn judge(
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester::starting(strict.map(|strict| strict.starts[side])),
         responder: Responder::expecting(strict.map(|strict| strict.starts[1 - side])),
+        // Of the engine all is known, and held to more.
+        statements: Statements::of(of, events, side).filter(|_| strict.is_none()),
         oldest_ever: oldest(events, 1 - side),
         newest_ever: newest(of, events, 1 - side),
         findings: Vec::new(),
@@ -98,6 +106,7 @@ struct Judge<'a> {
     receives: usize,
     requester: Requester,
     responder: Responder,
+    statements: Option<Statements>,
     /// The first and the last PSN that the other end's requests take up in all the capture.
     oldest_ever: Option<i64>,
     newest_ever: Option<i64>,
@@ -126,6 +135,7 @@ impl Judge<'_> {
             self.measured.marked += u64::from(packet.is_marked());
             if packet.is_whole_request() {
                 self.responder.asked(event.psn + self.of.span(packet) - 1);
+                self.hear(event);
             }
             if event.lost {
                 return;
@@ -143,6 +153,7 @@ impl Judge<'_> {
             self.measured.copies += 1;
             return;
         }
+        self.measured.twins += u64::from(event.twin);
         if !packet.icrc_is_right {
             if self.strict {
                 self.violation(Rule::Icrc, packet.frame, format!("{} with a wrong ICRC", packet.opcode));

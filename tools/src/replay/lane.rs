@@ -280,6 +280,7 @@ impl<'a> Lane<'a> {
             psn: event.psn,
             lost: event.lost,
             copy: event.copy,
+            twin: event.twin,
         });
     }
 
@@ -486,6 +487,7 @@ impl<'a> Lane<'a> {
             psn,
             lost: false,
             copy: false,
+            twin: false,
         });
     }
 }

@@ -67,8 +67,12 @@ impl Seen {
 
     /// Whether its sender sent it after another one, as far as the identifications tell.
     pub(super) fn was_sent_behind(&self, other: &Seen) -> bool {
-        let numbers = self.identification().zip(other.identification());
-        numbers.is_some_and(|(here, there)| (1..1 << 15).contains(&here.wrapping_sub(there)))
+        self.sent_since(other).is_some_and(|sent| (1..1 << 15).contains(&sent))
+    }
+
+    /// How many packets its sender sent since another one, this one included, as far as the identifications tell.
+    pub(super) fn sent_since(&self, other: &Seen) -> Option<u16> {
+        Some(self.identification()?.wrapping_sub(other.identification()?))
     }
 
     /// Whether all that no router changes is the same: what the ICRC covers.

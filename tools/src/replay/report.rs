@@ -31,6 +31,10 @@ pub(super) struct ReplayReport {
     roce_packets: usize,
     /// With an opcode that is a manufacturer's.
     foreign: usize,
+    /// With an opcode that RoCE does not have, and that is no manufacturer's.
+    reserved: u64,
+    /// Conversations that are judged up to a manufacturer's opcode.
+    judged_in_part: usize,
     unreadable: u64,
     /// RoCE packets that can't be checked, by the reason.
     unchecked: BTreeMap<&'static str, u64>,
@@ -151,6 +155,11 @@ impl ReplayReport {
             joined_frames: capture.joined_frames,
             roce_packets: capture.packets.len(),
             foreign: capture.foreign.len(),
+            reserved: capture.reserved,
+            judged_in_part: conversations
+                .iter()
+                .filter(|conversation| conversation.foreign.is_some())
+                .count(),
             unreadable: capture.unreadable,
             unchecked: capture.unchecked.clone(),
             unopened: capture.unopened.clone(),
@@ -230,8 +239,10 @@ impl ReplayReport {
         let ends: Vec<EndReport> = judged
             .map(|(Judged { findings, said }, host)| {
                 let said: Vec<String> = said.iter().map(|(name, count)| format!("{count} {name}")).collect();
-                let said = if said.is_empty() { "silent".to_owned() } else { said.join(", ") };
+                let is_silent = said.is_empty();
+                let said = if is_silent { "silent".to_owned() } else { said.join(", ") };
                 EndReport::new(format!("{host} as recorded"), said, findings, Vec::new())
+                    .of_nothing(is_silent)
             })
             .collect();
         self.judged += exchange.len() as u64;
@@ -260,6 +271,10 @@ impl ReplayReport {
             let _ =
                 write!(text, "; {} of {} conversations not judged", self.guessed, self.conversations.len());
         }
+        if self.judged_in_part > 0 {
+            let (part, all) = (self.judged_in_part, self.conversations.len());
+            let _ = write!(text, "; {part} of {all} conversations judged only up to a manufacturer's opcode");
+        }
         if self.judged < self.packets {
             let _ = write!(text, "; {} packets not judged", self.packets - self.judged);
         }
@@ -286,6 +301,9 @@ impl ReplayReport {
         }
         if self.foreign > 0 {
             let _ = write!(text, "; {} have a manufacturer's opcode", self.foreign);
+        }
+        if self.reserved > 0 {
+            let _ = write!(text, "; {} have an opcode that RoCE does not have", self.reserved);
         }
         if self.unreadable > 0 {
             let _ = write!(text, "; {} contradict themselves, `ferroce dissect` tells how", self.unreadable);
@@ -329,6 +347,9 @@ impl ReplayReport {
         }
         if self.foreign > 0 {
             let _ = write!(text, ", {} with a manufacturer's opcode", self.foreign);
+        }
+        if self.reserved > 0 {
+            let _ = write!(text, ", {} with an opcode that RoCE does not have", self.reserved);
         }
         if self.unreadable > 0 {
             let _ = write!(text, ", {} in contradiction with themselves", self.unreadable);
@@ -428,11 +449,15 @@ impl EndReport {
         tells_nothing: bool,
     ) -> EndReport {
         let who = format!("{} as recorded", of.ends[end].gid.to_ip());
-        let mut report = EndReport::new(who, counts(measured), findings, lines(measured));
-        if tells_nothing && report.verdict < ReplayVerdict::Violates {
-            report.verdict = ReplayVerdict::NothingToJudge;
+        EndReport::new(who, counts(measured), findings, lines(measured)).of_nothing(tells_nothing)
+    }
+
+    /// An end that has shown nothing does not conform; what breaks a rule does so anyway.
+    fn of_nothing(mut self, is_nothing: bool) -> EndReport {
+        if is_nothing && self.verdict < ReplayVerdict::Violates {
+            self.verdict = ReplayVerdict::NothingToJudge;
         }
-        report
+        self
     }
 
     /// Of the engine in the place of an end.
@@ -474,6 +499,7 @@ fn counts(measured: &Measured) -> String {
     let mut text = format!("{} requests, {} responses", measured.requests, measured.responses);
     let others = [
         (measured.repeats, "repeated"),
+        (measured.twins, "of these may be copies by the network"),
         (measured.naks, "NAKs"),
         (measured.rnr_naks, "RNR NAKs"),
         (measured.cnps, "CNPs"),
@@ -491,6 +517,10 @@ fn lines(measured: &Measured) -> Vec<String> {
     let (right, all) = measured.go_back_n;
     if all > 0 {
         lines.push(format!("go-back-N: {right} of {all} times from the PSN of the NAK"));
+    }
+    if measured.restarts_unseen > 0 {
+        let times = measured.restarts_unseen;
+        lines.push(format!("go-back-N: {times} times from a PSN that may not have been recorded"));
     }
     let spreads = [
         ("from gap to NAK", &measured.nak_generation),

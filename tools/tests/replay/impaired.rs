@@ -7,6 +7,7 @@ use std::time::Duration;
 use ferroce::driver::sim::LinkConfig;
 use ferroce_driver_test_support::random::Random;
 
+use crate::program;
 use crate::wild::Frames;
 use crate::world::{Psns, Setup, Work, World};
 
@@ -19,10 +20,8 @@ impl Capture {
     }
 
     fn replayed(&self) -> (Option<i32>, String) {
-        // The tests compare with another build of the command by this.
-        let program = std::env::var_os("FERROCE_REPLAY_WITH").unwrap_or(env!("CARGO_BIN_EXE_ferroce").into());
         let Output { status, stdout, stderr } =
-            Command::new(program).arg("replay").arg(&self.0).output().expect("ferroce runs");
+            Command::new(program()).arg("replay").arg(&self.0).output().expect("ferroce runs");
         (status.code(), format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr)))
     }
 

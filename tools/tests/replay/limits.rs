@@ -148,6 +148,31 @@ fn a_manufacturers_opcode_ends_its_own_connection() {
     assert_eq!(titles.len(), 2, "{said}");
     assert!(titles[0].contains("8 packets") && titles[0].contains("judged up to frame 9"), "{said}");
     assert!(titles[1].contains("8 packets") && !titles[1].contains("judged up to"), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.contains("; 1 of 2 conversations judged only up to a manufacturer's opcode"), "{said}");
+}
+
+/// What no manufacturer may use either is left out, and what is behind it is judged.
+#[test]
+fn a_reserved_opcode_ends_nothing() {
+    let directory = Scratch::new("reserved");
+    let file = directory.0.join("reserved.pcap");
+    let reserved = || vec![(false, transport(0x1f, 0x22, 104, &[0; 16]))];
+    headers().talk([writes(0x22, 100, 0..4), reserved(), writes(0x22, 105, 0..4)].concat()).write(&file);
+    let output = replay(&file, &[]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(
+        said.starts_with("17 frames, 17 RoCE packets, 1 with an opcode that RoCE does not have\n"),
+        "{said}"
+    );
+    assert!(!said.contains("manufacturer") && said.contains("; 1 packets not judged"), "{said}");
+    // An ACK behind it is held to the rules.
+    let mut broken = [writes(0x22, 100, 0..4), reserved(), writes(0x22, 105, 0..4)].concat();
+    let ack = broken.last_mut().expect("the last ACK");
+    ack.1[9] ^= 0x10;
+    headers().talk(broken).write(&file);
+    assert_eq!(replay(&file, &[]).status.code(), Some(1));
 }
 
 /// A queue pair that is connected to one peer, and then to another one.

@@ -2,15 +2,18 @@
 //! rule is found.
 
 mod congestion;
+mod contradictions;
 mod impaired;
 mod input;
 mod limits;
+mod recovery;
 mod unopened;
 mod verdicts;
 mod wild;
 mod world;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -35,9 +38,13 @@ fn captures() -> BTreeMap<String, PathBuf> {
     captures.map(|path| (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)).collect()
 }
 
+/// The command; `FERROCE_REPLAY_WITH` names another build of it, to compare with.
+fn program() -> OsString {
+    std::env::var_os("FERROCE_REPLAY_WITH").unwrap_or(env!("CARGO_BIN_EXE_ferroce").into())
+}
+
 fn replay(file: &Path, options: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
-    command.arg("replay").args(options).arg(file).output().expect("ferroce runs")
+    Command::new(program()).arg("replay").args(options).arg(file).output().expect("ferroce runs")
 }
 
 fn text(output: &Output) -> String {

@@ -136,6 +136,15 @@ fn an_answer_that_fits_no_request_is_not_judged() {
     assert!(said.trim_end().ends_with("; 1 packets not judged"), "{said}");
 }
 
+/// An end of which no packet was recorded does not conform.
+#[test]
+fn of_an_end_that_was_silent_nothing_is_said() {
+    let (output, said) = said("silent", vec![write(100), write(101)], &[]);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("10.77.0.11 as recorded: conforms; 2 requests"), "{said}");
+    assert!(said.contains("10.77.0.12 as recorded: nothing to judge; 0 requests, 0 responses\n"), "{said}");
+}
+
 /// What the engine was not given, and what is damaged, is counted in the last line.
 #[test]
 fn what_is_not_judged_or_not_played_is_counted() {

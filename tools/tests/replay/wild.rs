@@ -70,7 +70,7 @@ impl Frames {
     }
 
     /// Changes a frame, counted from 1, from its BTH on, and makes its ICRC right again.
-    pub(crate) fn edit(&mut self, number: usize, change: fn(&mut [u8])) {
+    pub(crate) fn edit(&mut self, number: usize, change: impl FnOnce(&mut [u8])) {
         let frame = &mut self.0[number - 1].1;
         let packet = Packet::decode(frame).expect("a RoCE packet");
         let header: NetworkHeader = packet.header;
@@ -83,9 +83,17 @@ impl Frames {
     }
 
     /// Changes a frame over IPv4, counted from 1, from its network header on, and makes its ICRC right again.
-    pub(crate) fn edit_network(&mut self, number: usize, change: fn(&mut [u8])) {
+    pub(crate) fn edit_network(&mut self, number: usize, change: impl FnOnce(&mut [u8])) {
         change(&mut self.0[number - 1].1[ETHERNET..]);
         self.edit(number, |_| {});
+    }
+
+    /// Gives each packet over IPv4 an identification, by its number from 0.
+    pub(crate) fn identify(&mut self, identification: impl Fn(usize) -> u16) {
+        for number in 0..self.len() {
+            let bytes = identification(number).to_be_bytes();
+            self.edit_network(number + 1, |packet| packet[4..6].copy_from_slice(&bytes));
+        }
     }
 
     /// Gives a packet over IPv4, counted from 1, another UDP source port.

@@ -24,6 +24,8 @@ pub(super) struct Requester {
     acked: Option<i64>,
     /// READs and atomics that are not answered: the next PSN of their answers, and the last.
     open: VecDeque<(i64, i64)>,
+    /// The newest request, and the PSN behind it.
+    newest: Option<(i64, Rc<Seen>)>,
     /// A sequence error NAK that was not reacted to yet.
     asked: Option<(i64, Nanos)>,
     /// The PSN of the newest one that was: another one of it says nothing new.
@@ -72,9 +74,10 @@ impl Judge<'_> {
         let inside = inside.filter(|_| self.of.knows_path_mtu());
         let is_read = packet.opcode == Opcode::RC_READ_REQUEST;
         let is_repeat = first.is_some() || inside.is_some();
+        self.restart(event, is_repeat);
         if is_repeat {
             self.measured.repeats += 1;
-            self.reaction(packet, psn);
+            self.wait(packet, psn);
         }
         if let Some(first) = first {
             let same_work = first.opcode == packet.opcode
@@ -160,22 +163,49 @@ impl Judge<'_> {
         }
     }
 
-    /// A packet is repeated: is it the one that was asked for, and not too early?
-    fn reaction(&mut self, packet: &Seen, psn: i64) {
-        if let Some((asked, at)) = self.requester.asked.take() {
-            self.requester.reacted = Some(asked);
-            self.measured.nak_reaction.push(packet.at.since(at));
-            self.measured.go_back_n.1 += 1;
-            // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
-            let first = self.requester.firsts.get(&psn);
-            let is_unanswered = first.is_none_or(|first| first.opcode.is_answered_explicitly());
-            if psn == asked {
-                self.measured.go_back_n.0 += 1;
-            } else if self.strict && !(psn < asked && is_unanswered) {
-                let text = format!("PSN {} is repeated first: the NAK names {}", hex(psn), hex(asked));
-                self.violation(Rule::GoBackN, packet.frame, text);
-            }
+    /// Whether a request is the first one behind a NAK that goes back, and to which PSN.
+    fn restart(&mut self, event: &Event, is_repeat: bool) {
+        let (packet, psn) = (&event.packet, event.psn);
+        let numbers = self.of.numbers[self.side];
+        let asked = self.requester.asked;
+        // What the network held up says nothing of now. Without numbers it may as well be the first record of a resend.
+        let is_late = |(behind, before): &(i64, Rc<Seen>)| match numbers {
+            true => !packet.was_sent_behind(before),
+            false => psn < *behind && !is_repeat && asked.is_some_and(|(asked, _)| psn > asked),
+        };
+        if self.requester.newest.as_ref().is_some_and(is_late) {
+            return;
         }
+        let before = self.requester.newest.replace((psn + self.of.span(packet), Rc::clone(packet)));
+        let Some((asked, at)) = asked else { return };
+        // What goes on was on its way, from an earlier restart maybe, and the first packet of this one may have been lost
+        // before it was ever recorded. The engine reacts to a NAK at once.
+        let goes_back = before.as_ref().is_some_and(|(behind, _)| psn < *behind && !event.twin);
+        if !(psn <= asked || goes_back || self.strict && is_repeat) {
+            return;
+        }
+        self.requester.asked = None;
+        self.requester.reacted = Some(asked);
+        let sent = before.filter(|_| numbers).and_then(|(_, before)| packet.sent_since(&before));
+        if psn > asked && !self.strict && sent.is_none_or(|sent| i64::from(sent) > psn - asked) {
+            self.measured.restarts_unseen += 1;
+            return;
+        }
+        self.measured.nak_reaction.push(packet.at.since(at));
+        self.measured.go_back_n.1 += 1;
+        // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
+        let first = self.requester.firsts.get(&psn);
+        let is_unanswered = first.is_none_or(|first| first.opcode.is_answered_explicitly());
+        if psn == asked {
+            self.measured.go_back_n.0 += 1;
+        } else if self.strict && !(psn < asked && is_unanswered) {
+            let text = format!("PSN {} is repeated first: the NAK names {}", hex(psn), hex(asked));
+            self.violation(Rule::GoBackN, packet.frame, text);
+        }
+    }
+
+    /// A packet is repeated: is it not too early for an RNR NAK?
+    fn wait(&mut self, packet: &Seen, psn: i64) {
         // Packets behind the refused one may still have been on their way.
         if let Some(NotReady { psn: refused, told, until }) = self.requester.not_ready
             && psn == refused

@@ -1,0 +1,141 @@
+//! What a responder has said and does not take back, where each request was recorded once and in order: then nothing was
+//! sent again, unless the capture began while something was.
+
+use ferroce::wire::{Nak, Service, Syndrome};
+
+use super::responder::NO_WINDOW;
+use super::{Judge, hex};
+use crate::replay::conversation::{Conversation, Event, wrapped};
+use crate::replay::packet::Seen;
+use crate::replay::rule::Rule;
+
+/// What is known of the responses of an end so far.
+pub(super) struct Statements {
+    /// The newest PSN that the other end's requests have taken up, and how many of them are still to come.
+    newest: Option<i64>,
+    left: usize,
+    /// The newest of the MSNs: of which PSN, and in which frame.
+    msn: Option<(u32, i64, u64)>,
+    /// A packet that was asked for again, in which frame, how, and what had been sent by then.
+    asked: Option<(i64, u64, &'static str, i64)>,
+    /// A PSN that was refused for good, and in which frame.
+    refused: Option<(i64, u64)>,
+}
+
+/// So many requests are not lost to the recorder without a gap, neither when they come again nor when they go on.
+const MANY: i64 = 4;
+
+impl Statements {
+    /// `None` where the requests of the other end were not all recorded, or were not sent once and in order.
+    pub(super) fn of(conversation: &Conversation, events: &[Event], end: usize) -> Option<Statements> {
+        let mut next = None;
+        let mut left = 0;
+        for event in events.iter().filter(|event| event.from != end && event.packet.is_request()) {
+            let is_next = next.is_none_or(|next| next == event.psn);
+            if !is_next || !event.packet.icrc_is_right {
+                return None;
+            }
+            next = Some(event.psn + conversation.span(&event.packet));
+            left += 1;
+        }
+        let is_known = left > 0 && conversation.service == Service::Rc && conversation.knows_path_mtu();
+        is_known.then_some(Statements { newest: None, left, msn: None, asked: None, refused: None })
+    }
+}
+
+impl Judge<'_> {
+    /// Notes a request of the other end.
+    pub(super) fn hear(&mut self, event: &Event) {
+        let newest = event.psn + self.of.span(&event.packet) - 1;
+        if let Some(statements) = &mut self.statements {
+            statements.newest = statements.newest.max(Some(newest));
+            statements.left -= 1;
+        }
+    }
+
+    /// Whether a response contradicts those before it.
+    pub(super) fn contradicts(&mut self, packet: &Seen, psn: i64) {
+        let newest_ever = self.newest_ever;
+        let Some(oldest) = self.oldest_ever.filter(|oldest| psn >= *oldest) else { return };
+        // All that was recorded may be sent again for what came before the capture, but not farther than a window.
+        let start = self.of.agreed.map(|agreed| agreed.start[1 - self.side]);
+        let mut is_sure = start == Some(wrapped(oldest)) || psn - oldest > NO_WINDOW;
+        let Some(statements) = &mut self.statements else { return };
+        let syndrome = packet.extensions.aeth.and_then(|aeth| aeth.syndrome());
+        let mut wrong = None;
+        // A NAK acknowledges what is before it, and a sequence error tells of a packet behind it.
+        let is_ahead = newest_ever.is_some_and(|newest| psn > newest) && statements.left as i64 >= MANY;
+        match syndrome {
+            _ if is_ahead => {
+                let (rule, what) = match packet.is_nak() {
+                    true => (Rule::NakPsn, "answered with a NAK"),
+                    false => (Rule::AckPsn, "acknowledged"),
+                };
+                let text = format!("PSN {} is {what}, and requests before it are still to be sent", hex(psn));
+                wrong = Some((rule, text));
+            }
+            Some(Syndrome::Nak(Nak::PsnSequenceError)) => {
+                statements.asked =
+                    statements.newest.map(|sent| (psn, packet.frame, "a sequence error NAK", sent));
+            }
+            Some(Syndrome::RnrNak(_)) => {
+                statements.asked = statements.newest.map(|sent| (psn, packet.frame, "an RNR NAK", sent));
+            }
+            Some(Syndrome::Nak(_)) => statements.refused = Some((psn, packet.frame)),
+            // The READ responses that have no AETH, too.
+            Some(Syndrome::Ack { .. }) | None => {
+                if let Some((refused, frame)) = statements.refused.filter(|(refused, _)| psn >= *refused) {
+                    statements.refused = None;
+                    is_sure = true; // however often something is sent
+                    let text = format!(
+                        "PSN {} is acknowledged behind the refusal of PSN {} in frame {frame}: a queue pair that refused is \
+                         in error",
+                        hex(psn),
+                        hex(refused)
+                    );
+                    wrong = Some((Rule::AckPsn, text));
+                } else if let Some((asked, frame, how, sent)) = statements.asked
+                    && psn >= sent
+                    && sent - asked + 1 >= MANY
+                {
+                    statements.asked = None;
+                    let text = format!(
+                        "{how} for PSN {} in frame {frame}, and PSN {} is acknowledged without anything sent again",
+                        hex(asked),
+                        hex(psn)
+                    );
+                    wrong = Some((Rule::NakPsn, text));
+                }
+            }
+        }
+        if let (None, Some(aeth)) = (&wrong, packet.extensions.aeth) {
+            let msn = aeth.msn();
+            match statements.msn {
+                Some((before, of, frame)) if is_less(msn, before) => {
+                    if psn > of {
+                        let text = format!(
+                            "MSN {msn} at PSN {} behind {before} at PSN {} in frame {frame}: it never goes back",
+                            hex(psn),
+                            hex(of)
+                        );
+                        wrong = Some((Rule::Msn, text));
+                    }
+                }
+                _ => statements.msn = Some((msn, psn, packet.frame)),
+            }
+        }
+        match wrong {
+            Some((rule, text)) if is_sure => self.violation(rule, packet.frame, text),
+            Some((rule, text)) => {
+                let text = format!("{text}: only what was sent before the capture began can account for it");
+                self.lawful(rule, packet.frame, text);
+            }
+            None => {}
+        }
+    }
+}
+
+/// Of two MSNs of 24 bits, which wrap.
+fn is_less(msn: u32, than: u32) -> bool {
+    (than.wrapping_sub(msn) & 0x00ff_ffff).wrapping_sub(1) < 0x007f_ffff
+}

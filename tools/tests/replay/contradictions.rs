@@ -1,0 +1,109 @@
+//! A responder that contradicts itself, in a capture that has each request once and in order.
+
+use crate::wild::{Frames, reth, transport};
+use crate::{Scratch, fixtures, replay, text};
+
+const ACK: u8 = 0x1f;
+const SEQUENCE_ERROR: u8 = 0x60;
+const REMOTE_ACCESS: u8 = 0x62;
+const RNR: u8 = 0x2e;
+
+type Talk = Vec<(bool, Vec<u8>)>;
+
+fn writes(psns: std::ops::Range<u32>) -> Talk {
+    let write = |psn: u32| transport(0x0a, 0x22, 1 << 31 | psn, &[reth(0x1000, 7, 8), vec![5; 8]].concat());
+    psns.map(|psn| (false, write(psn))).collect()
+}
+
+fn answer(psn: u32, syndrome: u8, msn: u8) -> Talk {
+    vec![(true, transport(0x11, 0x11, psn, &[syndrome, 0, 0, msn]))]
+}
+
+fn replayed(talk: Talk) -> (Option<i32>, String) {
+    let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
+    let directory = Scratch::new("contradictions");
+    let file = directory.0.join("contradictions.pcap");
+    headers.talk(talk).write(&file);
+    let output = replay(&file, &[]);
+    (output.status.code(), text(&output))
+}
+
+/// What is said, the rule that it breaks unless something was under way when the capture began, and the same where it is
+/// lawful. A refusal is for good, whatever was under way.
+#[test]
+fn what_was_said_is_not_taken_back() {
+    // From the middle of a connection, as its MSNs show, unless it begins with 1.
+    let cases: [(&str, Talk, &str, Talk); 5] = [
+        (
+            "an MSN that goes back",
+            [writes(100..110), answer(101, ACK, 52), answer(105, ACK, 62), answer(107, ACK, 58)].concat(),
+            "lawful msn",
+            [writes(100..110), answer(101, ACK, 52), answer(105, ACK, 62), answer(102, ACK, 58)].concat(),
+        ),
+        (
+            "a NAK for what is still to be sent",
+            [writes(100..110), answer(200, SEQUENCE_ERROR, 9), writes(110..114), answer(113, ACK, 14)]
+                .concat(),
+            "lawful nak-psn",
+            [writes(100..110), answer(112, SEQUENCE_ERROR, 9), writes(110..114), answer(109, ACK, 14)]
+                .concat(),
+        ),
+        (
+            "a NAK, and nothing comes again",
+            [writes(100..110), answer(104, SEQUENCE_ERROR, 4), writes(110..112), answer(111, ACK, 12)]
+                .concat(),
+            "lawful nak-psn",
+            [writes(100..110), answer(104, SEQUENCE_ERROR, 4), writes(104..112), answer(111, ACK, 12)]
+                .concat(),
+        ),
+        (
+            "an RNR NAK, and nothing comes again",
+            [writes(100..110), answer(104, RNR, 4), writes(110..112), answer(111, ACK, 12)].concat(),
+            "lawful nak-psn",
+            [writes(100..110), answer(104, RNR, 4), answer(103, ACK, 4)].concat(),
+        ),
+        (
+            "a refusal, and on as before",
+            [writes(100..110), answer(104, REMOTE_ACCESS, 4), answer(109, ACK, 10)].concat(),
+            "VIOLATION ack-psn",
+            [writes(100..110), answer(104, REMOTE_ACCESS, 4), answer(103, ACK, 4)].concat(),
+        ),
+    ];
+    for (what, broken, rule, lawful) in cases {
+        let (status, said) = replayed(broken);
+        assert!(said.contains(rule), "{what}, {rule}:\n{said}");
+        assert_eq!(status, Some(i32::from(rule.starts_with("VIOLATION"))), "{what}:\n{said}");
+        let (_, said) = replayed(lawful);
+        assert!(
+            !said.contains("can account for it") && !said.contains("as recorded: VIOLATES"),
+            "{what}:\n{said}"
+        );
+    }
+}
+
+/// Behind a whole window nothing from before the capture is under way.
+#[test]
+fn far_from_the_beginning_what_was_said_stands() {
+    let end = 66_000;
+    let (status, said) = replayed(
+        [writes(0..end), answer(end - 5, SEQUENCE_ERROR, 4), writes(end..end + 4), answer(end + 3, ACK, 12)]
+            .concat(),
+    );
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("VIOLATION nak-psn") && !said.contains("can account for it"), "{said}");
+}
+
+/// Address and key are checked again with each packet: the engine refuses the first one, and that is the same refusal.
+#[test]
+fn a_message_may_be_refused_at_any_packet() {
+    let kib = [7; 1024];
+    let first = transport(0x06, 0x22, 100, &[&reth(0x1000, 7, 2048)[..], &kib].concat());
+    let last = transport(0x08, 0x22, 1 << 31 | 101, &kib);
+    let talk = [vec![(false, first), (false, last)], answer(101, REMOTE_ACCESS, 0)].concat();
+    let (status, said) = replayed(talk);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(
+        said.contains("lawful refusal at frame 3: NAK remote access error for PSN 0x000065, here for"),
+        "{said}"
+    );
+}

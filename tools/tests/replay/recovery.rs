@@ -1,0 +1,158 @@
+//! What is sent again, and what it is counted as: a repeat of its sender, or a copy of the network.
+
+use crate::wild::{Frames, reth, transport};
+use crate::{Scratch, fixtures, replay, text};
+
+const SEQUENCE_ERROR: u8 = 0x60;
+
+/// What one side asks for, or the other answers: from their headers on.
+type Talk = Vec<(bool, Vec<u8>)>;
+
+/// A packet of a WRITE of 4 KiB, under a path MTU of 1024.
+fn write(psn: u32) -> (bool, Vec<u8>) {
+    let kib = [psn as u8; 1024];
+    let (opcode, front) = match psn % 4 {
+        0 => (0x06, reth(0x1000, 7, 4096)),
+        3 => (0x08, vec![]),
+        _ => (0x07, vec![]),
+    };
+    let ack_req = u32::from(psn % 4 == 3) << 31;
+    (false, transport(opcode, 0x22, ack_req | psn, &[&front[..], &kib].concat()))
+}
+
+fn answer(psn: u32, syndrome: u8, msn: u8) -> (bool, Vec<u8>) {
+    (true, transport(0x11, 0x11, psn, &[syndrome, 0, 0, msn]))
+}
+
+/// A conversation with these identifications by the number of the packet.
+fn frames(talk: Talk, identification: impl Fn(usize) -> u16) -> Frames {
+    let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
+    let mut frames = headers.talk(talk);
+    frames.identify(identification);
+    frames
+}
+
+/// The report of a capture in which no rule is broken.
+fn report(purpose: &str, frames: &Frames) -> String {
+    let directory = Scratch::new(purpose);
+    let file = directory.0.join("recovery.pcap");
+    frames.write(&file);
+    let output = replay(&file, &[]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    said
+}
+
+/// Linux gives packets of UDP sockets the identification 0, or 0, 1, 2 and so on in each burst: a repeat is the same to
+/// the last bit.
+#[test]
+fn repeats_of_a_sender_that_does_not_number_are_no_copies() {
+    let talk = || -> Talk {
+        let all = (100..116).map(write);
+        all.clone().chain([answer(100, SEQUENCE_ERROR, 0)]).chain(all).chain([answer(115, 0x1f, 4)]).collect()
+    };
+    for (what, burst) in [("single packets", 1), ("bursts of 4", 4), ("a burst of 16", 16)] {
+        // The NAK is in the middle.
+        let said = report("repeats", &frames(talk(), |number| ((number - number / 17) % burst) as u16));
+        assert!(said.contains("32 requests, 0 responses, 16 repeated\n"), "{what}:\n{said}");
+    }
+    // A counter tells: the second ones of its packets were never sent.
+    let copied = (100..116).map(write).chain((100..116).map(write));
+    let copied = copied.chain([answer(115, 0x1f, 4)]).collect();
+    let said = report("repeats", &frames(copied, |number| 500 + number as u16 % 16));
+    assert!(said.contains("16 requests, 0 responses, 16 copies by the network\n"), "{said}");
+}
+
+/// Where a packet comes again right behind itself nobody can tell who made the second one.
+#[test]
+fn what_can_not_be_told_apart_is_said() {
+    let talk = vec![write(100), write(101), write(101), write(102), write(103), answer(103, 0x1f, 1)];
+    let said = report("twins", &frames(talk, |_| 0));
+    assert!(
+        said.contains("5 requests, 0 responses, 1 repeated, 1 of these may be copies by the network\n"),
+        "{said}"
+    );
+}
+
+/// The first request behind a NAK that goes back is the restart: not what was on its way, be it of an earlier restart, and
+/// also what was lost before it was recorded.
+#[test]
+fn a_restart_is_told_from_what_was_on_its_way() {
+    let nak = |psn| answer(psn, SEQUENCE_ERROR, 0);
+    let some = |psns: std::ops::Range<u32>| psns.map(write);
+    let ack = || [answer(111, 0x1f, 3)];
+    // 10 us from one to the next.
+    let cases: [(&str, Talk, [&str; 2]); 3] = [
+        (
+            "lost behind the recorder",
+            some(100..106)
+                .chain([nak(102)])
+                .chain(some(106..108))
+                .chain(some(102..112))
+                .chain(ack())
+                .collect(),
+            ["1 of 1 times", "1 times, least 30.0 us"],
+        ),
+        (
+            "lost before it",
+            some(100..102)
+                .chain(some(103..106))
+                .chain([nak(102)])
+                .chain(some(106..108))
+                .chain(some(102..112))
+                .chain(ack())
+                .collect(),
+            ["1 of 1 times", "1 times, least 30.0 us"],
+        ),
+        (
+            "another NAK while it repeats",
+            some(100..108)
+                .chain([nak(102)])
+                .chain(some(102..104))
+                .chain([nak(103)])
+                .chain(some(104..108))
+                .chain(some(103..112))
+                .chain(ack())
+                .collect(),
+            ["2 of 2 times", "2 times, least 10.0 us, p50 50.0"],
+        ),
+    ];
+    for (what, talk, measured) in cases {
+        for counts in [true, false] {
+            let said = report(
+                "restart",
+                &frames(talk.clone(), |number| if counts { 500 + number as u16 } else { 0 }),
+            );
+            let [times, reaction] = measured;
+            assert!(said.contains(&format!("go-back-N: {times} from the PSN of the NAK")), "{what}:\n{said}");
+            assert!(said.contains(&format!("from NAK to repeat: {reaction}")), "{what}:\n{said}");
+        }
+    }
+    // From PSN 104 on: the identifications tell whether 102 and 103 came first.
+    let late = || -> Talk {
+        some(100..108).chain([nak(102)]).chain(some(104..108)).chain(some(102..112)).chain(ack()).collect()
+    };
+    let known =
+        ["0 of 1 times from the PSN of the NAK", "1 times from a PSN that may not have been recorded"];
+    for (what, lost, counts, measured) in [
+        ("they did not", 0, true, known[0]),
+        ("they may have", 2, true, known[1]),
+        ("nobody knows", 0, false, known[1]),
+    ] {
+        let identification = |number: usize| match counts {
+            true => 500 + number as u16 + if number > 8 { lost } else { 0 },
+            false => 0,
+        };
+        let said = report("restart", &frames(late(), identification));
+        assert!(said.contains(&format!("go-back-N: {measured}\n")), "{what}:\n{said}");
+    }
+}
+
+/// An answer that comes again has the MSN of now, which counts messages that are known only in part.
+#[test]
+fn an_answer_that_comes_again_counts_what_was_not_recorded() {
+    let capture = fixtures().join("impaired/loss_verbs_8_behind.pcap");
+    // The first packet of a SEND is missing, and a READ from before it is answered again, with MSN 6.
+    let frames = Frames::read(&capture).expect("a pcap file").without(95);
+    report("again", &frames);
+}
