@@ -49,7 +49,7 @@ impl Judge<'_> {
         let newest = event.psn + self.of.span(&event.packet) - 1;
         if let Some(statements) = &mut self.statements {
             statements.newest = statements.newest.max(Some(newest));
-            statements.left -= 1;
+            statements.left = statements.left.saturating_sub(1);
         }
     }
 
