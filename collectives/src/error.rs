@@ -1,3 +1,4 @@
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -5,7 +6,7 @@ use std::time::Duration;
 use ferroce::WcStatus;
 
 /// Why a communicator could not be made, or a collective did not finish.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An environment variable is missing or makes no sense.
@@ -40,7 +41,10 @@ pub enum Error {
         source: io::Error,
     },
     /// Rank 0 is not to be reached.
-    #[error("rank {rank}: nobody listens at the bootstrap address {address} after {waited:?}: {source}")]
+    #[error(
+        "rank {rank}: nobody listens at the bootstrap address {address} after {waited:?}: {source} (rank 0 is not there, or \
+         all ranks have met and gone on)"
+    )]
     Connect {
         /// The rank that tried.
         rank: u32,
@@ -103,7 +107,10 @@ pub enum Error {
     },
     /// The connection to a neighbour failed: its process is gone, the network between is, or it
     /// did not poll for longer than the retries last.
-    #[error("rank {rank}: the connection to rank {peer} failed with {status:?} (retries last {budget:?})")]
+    #[error(
+        "rank {rank}: the connection to rank {peer} failed with {status:?} (it is gone, or computed for longer than \
+         {budget:?} without a call: Options::ack_timeout and retry_count)"
+    )]
     Neighbour {
         /// This rank.
         rank: u32,
@@ -125,7 +132,7 @@ pub enum Error {
         problem: String,
     },
     /// Another rank gave up and said so.
-    #[error("rank {rank}: rank {origin} failed, as rank {peer} says")]
+    #[error("rank {rank}: rank {origin} failed first, as rank {peer} says")]
     Aborted {
         /// This rank.
         rank: u32,
@@ -177,5 +184,12 @@ pub enum Error {
 impl Error {
     pub(crate) fn invalid(what: &'static str, value: impl ToString, expected: impl Into<String>) -> Error {
         Error::Invalid { what, value: value.to_string(), expected: expected.into() }
+    }
+}
+
+/// As it reads, for `main() -> Result` prints it so.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

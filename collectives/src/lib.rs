@@ -86,9 +86,15 @@
 //!
 //! # When a rank fails
 //!
-//! Nothing hangs. A neighbour that does not answer is given up after [`Options::retry_budget`]. A rank that only waits for a
-//! neighbour probes it ([`Options::probe_interval`]). A rank that fails tells both neighbours, and they tell theirs. If all
-//! ranks live and one does not call, the others end after [`Options::stall_timeout`]. The [`Error`] names the rank and the
+//! Nothing hangs. A neighbour that does not answer is given up after [`Options::retry_budget`], 4.3 s by default. A rank that
+//! only waits for a neighbour probes it ([`Options::probe_interval`]). A rank that fails tells both neighbours, and they tell
+//! theirs. The rendezvous waits 60 s for all ranks, unless [`Bootstrap`] says otherwise.
+//!
+//! **A rank answers only during calls.** One that computes, loads data or writes a checkpoint for longer than that while others
+//! have called already looks dead to them. Where that can be, give the retries longer on all ranks, 35 s for example:
+//! `Options::default().ack_timeout(Duration::from_secs(4))` (times 8: `retry_count` is 7), at the price that a dead rank is
+//! noticed so much later. If all ranks answer and one calls something else or is stopped inside a call, the others end after
+//! [`Options::stall_timeout`]. The [`Error`] names the rank and the
 //! reason, and the communicator is of no use after that: make another one.
 #![forbid(unsafe_code)]
 

@@ -150,6 +150,11 @@
 //! and then. A `connect` to somebody who neither answers nor is refused by the network ends after 69 s
 //! ([`ConnectionParameters::patience`]).
 //!
+//! A connection of the connection manager outlives its queue pair's failure: [`destroy_qp`](Context::destroy_qp) or
+//! [`disconnect`](Context::disconnect) ends it, some 10 s later, for a peer that is gone acknowledges nothing. A server that does
+//! neither has its [`max_connections`](Config::max_connections) taken by dead peers in time, and then answers no request
+//! ([`CmRxNoRoom`](Counter::CmRxNoRoom) counts them).
+//!
 //! [`disconnect`](Context::disconnect) tells the peer, and so does the end of a context for connections of the connection
 //! manager. Queue pairs that were connected by `handshake` have nobody who tells: end them by a message of your own.
 

@@ -105,8 +105,9 @@
 //! }
 //! ```
 //!
-//! - A handle delivers completions. Take events by `handle.call(|context| context.next_cm_event())` and
-//!   [`next_event`](Context::next_event).
+//! - A handle delivers completions, and only they wake it. Take events by `handle.call(|context| context.next_cm_event())` and
+//!   [`next_event`](Context::next_event), on a timer; a server whose clients come and go takes the descriptor instead.
+//! - tokio calls `AsyncFd::new` deprecated; `stack/examples/tokio_server.rs` shows what to write.
 //! - The ring of commands has no wait for room: on [`Error::QueueFull`] take deliveries and post again.
 //! - What the context refuses comes as [`Delivery::Refused`], in the order of posting.
 //! - Bytes get to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.

@@ -58,7 +58,9 @@ impl WcStatus {
         let is_receive = matches!(opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
         match (self, is_receive) {
             (WcStatus::Success, _) => "carried out",
-            (WcStatus::RetryExcErr, _) => "the peer does not answer any more, and the retries are used up",
+            (WcStatus::RetryExcErr, _) => {
+                "the peer does not answer, and the retries are used up: it is gone, does not poll its context, or packets are lost"
+            }
             (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
             (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
             (WcStatus::RemAccessErr, false) => {

@@ -77,7 +77,7 @@ impl fmt::Display for Feature {
             Feature::ChosenNextHop => {
                 "a next hop that the application names, with an RNIC: the kernel finds it"
             }
-            Feature::AfXdp => "interfaces, in a build without the feature 'af_xdp'",
+            Feature::AfXdp => "AF_XDP, which this build leaves out (cargo build --features af_xdp)",
         })
     }
 }
