@@ -19,9 +19,9 @@ fn answer(psn: u32, syndrome: u8, msn: u8) -> Talk {
     vec![(true, transport(0x11, 0x11, psn, &[syndrome, 0, 0, msn]))]
 }
 
-fn replayed(talk: Talk) -> (Option<i32>, String) {
+fn replayed(purpose: &str, talk: Talk) -> (Option<i32>, String) {
     let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
-    let directory = Scratch::new("contradictions");
+    let directory = Scratch::new(purpose);
     let file = directory.0.join("contradictions.pcap");
     headers.talk(talk).write(&file);
     let output = replay(&file, &[]);
@@ -70,10 +70,10 @@ fn what_was_said_is_not_taken_back() {
         ),
     ];
     for (what, broken, rule, lawful) in cases {
-        let (status, said) = replayed(broken);
+        let (status, said) = replayed("contradictions", broken);
         assert!(said.contains(rule), "{what}, {rule}:\n{said}");
         assert_eq!(status, Some(i32::from(rule.starts_with("VIOLATION"))), "{what}:\n{said}");
-        let (_, said) = replayed(lawful);
+        let (_, said) = replayed("contradictions", lawful);
         assert!(
             !said.contains("can account for it") && !said.contains("as recorded: VIOLATES"),
             "{what}:\n{said}"
@@ -86,11 +86,25 @@ fn what_was_said_is_not_taken_back() {
 fn far_from_the_beginning_what_was_said_stands() {
     let end = 66_000;
     let (status, said) = replayed(
+        "far",
         [writes(0..end), answer(end - 5, SEQUENCE_ERROR, 4), writes(end..end + 4), answer(end + 3, ACK, 12)]
             .concat(),
     );
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("VIOLATION nak-psn") && !said.contains("can account for it"), "{said}");
+}
+
+/// A NAK is for what was sent, as an ACK is: so much ahead nobody is.
+#[test]
+fn a_nak_for_what_was_never_sent_is_found() {
+    for (syndrome, rule) in [(SEQUENCE_ERROR, "nak-psn"), (RNR, "nak-psn"), (ACK, "ack-psn")] {
+        let (status, said) = replayed(
+            "never",
+            [writes(100..104), answer(103, ACK, 4), answer(0x10_0000, syndrome, 4)].concat(),
+        );
+        assert_eq!(status, Some(1), "{syndrome:#x}:\n{said}");
+        assert!(said.contains(&format!("VIOLATION {rule}")), "{syndrome:#x}:\n{said}");
+    }
 }
 
 /// Address and key are checked again with each packet: the engine refuses the first one, and that is the same refusal.
@@ -100,7 +114,7 @@ fn a_message_may_be_refused_at_any_packet() {
     let first = transport(0x06, 0x22, 100, &[&reth(0x1000, 7, 2048)[..], &kib].concat());
     let last = transport(0x08, 0x22, 1 << 31 | 101, &kib);
     let talk = [vec![(false, first), (false, last)], answer(101, REMOTE_ACCESS, 0)].concat();
-    let (status, said) = replayed(talk);
+    let (status, said) = replayed("refusal", talk);
     assert_eq!(status, Some(0), "{said}");
     assert!(
         said.contains("lawful refusal at frame 3: NAK remote access error for PSN 0x000065, here for"),

@@ -150,6 +150,12 @@ impl Judge<'_> {
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
         }
+        // As with ACKs.
+        if packet.is_nak() && !self.strict && self.newest_ever.is_some_and(|newest| psn > newest + NO_WINDOW)
+        {
+            let text = format!("a NAK for PSN {}, which was never sent", hex(psn));
+            self.violation(Rule::NakPsn, packet.frame, text);
+        }
         if let Some(aeth) = packet.extensions.aeth {
             match aeth.syndrome() {
                 None => {

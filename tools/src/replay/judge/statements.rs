@@ -59,12 +59,13 @@ impl Judge<'_> {
         let Some(oldest) = self.oldest_ever.filter(|oldest| psn >= *oldest) else { return };
         // All that was recorded may be sent again for what came before the capture, but not farther than a window.
         let start = self.of.agreed.map(|agreed| agreed.start[1 - self.side]);
-        let mut is_sure = start == Some(wrapped(oldest)) || psn - oldest > NO_WINDOW;
+        let is_sure = |from: i64| start == Some(wrapped(oldest)) || from - oldest > NO_WINDOW;
         let Some(statements) = &mut self.statements else { return };
         let syndrome = packet.extensions.aeth.and_then(|aeth| aeth.syndrome());
         let mut wrong = None;
         // A NAK acknowledges what is before it, and a sequence error tells of a packet behind it.
-        let is_ahead = newest_ever.is_some_and(|newest| psn > newest) && statements.left as i64 >= MANY;
+        let ahead = newest_ever.map_or(0, |newest| psn - newest);
+        let is_ahead = (1..=NO_WINDOW).contains(&ahead) && statements.left as i64 >= MANY;
         match syndrome {
             _ if is_ahead => {
                 let (rule, what) = match packet.is_nak() {
@@ -72,7 +73,7 @@ impl Judge<'_> {
                     false => (Rule::AckPsn, "acknowledged"),
                 };
                 let text = format!("PSN {} is {what}, and requests before it are still to be sent", hex(psn));
-                wrong = Some((rule, text));
+                wrong = Some((rule, text, is_sure(statements.newest.unwrap_or(oldest))));
             }
             Some(Syndrome::Nak(Nak::PsnSequenceError)) => {
                 statements.asked =
@@ -86,14 +87,14 @@ impl Judge<'_> {
             Some(Syndrome::Ack { .. }) | None => {
                 if let Some((refused, frame)) = statements.refused.filter(|(refused, _)| psn >= *refused) {
                     statements.refused = None;
-                    is_sure = true; // however often something is sent
                     let text = format!(
                         "PSN {} is acknowledged behind the refusal of PSN {} in frame {frame}: a queue pair that refused is \
                          in error",
                         hex(psn),
                         hex(refused)
                     );
-                    wrong = Some((Rule::AckPsn, text));
+                    // However often something is sent.
+                    wrong = Some((Rule::AckPsn, text, true));
                 } else if let Some((asked, frame, how, sent)) = statements.asked
                     && psn >= sent
                     && sent - asked + 1 >= MANY
@@ -104,7 +105,7 @@ impl Judge<'_> {
                         hex(asked),
                         hex(psn)
                     );
-                    wrong = Some((Rule::NakPsn, text));
+                    wrong = Some((Rule::NakPsn, text, is_sure(asked)));
                 }
             }
         }
@@ -114,20 +115,20 @@ impl Judge<'_> {
                 Some((before, of, frame)) if is_less(msn, before) => {
                     if psn > of {
                         let text = format!(
-                            "MSN {msn} at PSN {} behind {before} at PSN {} in frame {frame}: it never goes back",
+                            "MSN {msn} at PSN {} behind {before} at PSN {} in frame {frame}, and it never goes back",
                             hex(psn),
                             hex(of)
                         );
-                        wrong = Some((Rule::Msn, text));
+                        wrong = Some((Rule::Msn, text, is_sure(of)));
                     }
                 }
                 _ => statements.msn = Some((msn, psn, packet.frame)),
             }
         }
         match wrong {
-            Some((rule, text)) if is_sure => self.violation(rule, packet.frame, text),
-            Some((rule, text)) => {
-                let text = format!("{text}: only what was sent before the capture began can account for it");
+            Some((rule, text, true)) => self.violation(rule, packet.frame, text),
+            Some((rule, text, false)) => {
+                let text = format!("{text}; only what was sent before the capture began can account for it");
                 self.lawful(rule, packet.frame, text);
             }
             None => {}
