@@ -1,6 +1,7 @@
 //! What benchmarks are asked and how they answer: a table for people, JSON for machines.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use clap::Parser;
 use serde_json::Value;
@@ -31,12 +32,24 @@ impl Options {
     ///
     /// # Errors
     /// Those of writing the file.
-    pub fn save(&self, results: &Value) -> std::io::Result<()> {
+    pub fn save(&self, results: &Value) -> io::Result<()> {
         let Some(path) = &self.json else { return Ok(()) };
-        std::fs::write(path, format!("{results:#}\n"))?;
-        println!("written: {}", path.display());
-        Ok(())
+        write(path, &format!("{results:#}\n"))
     }
+}
+
+/// Writes a file that was asked for, and says so. `cargo bench` runs a benchmark in the folder of its package: a relative path
+/// is one of the folder above, where the command was typed.
+///
+/// # Errors
+/// Those of writing, with the path.
+pub fn write(path: &Path, text: &str) -> io::Result<()> {
+    let typed_in = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let folder = typed_in.as_deref().and_then(Path::parent).unwrap_or(Path::new(""));
+    let path = folder.join(path);
+    fs::write(&path, text).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    println!("written: {}", path.display());
+    Ok(())
 }
 
 /// The middle of several runs, and how far apart they were.
@@ -100,7 +113,7 @@ impl CpuTime {
 
 /// Bytes of this process that are in memory, as Linux says; 0 elsewhere.
 pub fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     1024 * kib.unwrap_or_default()

@@ -81,7 +81,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         }
     }
     if let Some(path) = args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&rows)? + "\n")?;
+        ferroce_benches::report::write(&path, &(serde_json::to_string_pretty(&rows)? + "\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use case::{Case, Contender};
 use clap::Parser;
 use end::{Job, Outcome};
+use ferroce_benches::report::write;
 use link::{Driver, Link};
 use plan::{CONTENDERS, GROUPS, Group, Line};
 use results::{Measured, Results};
@@ -105,12 +106,10 @@ fn main() -> Outcome<()> {
     }
     results.print(&lines);
     if let Some(path) = &args.json {
-        std::fs::write(path, format!("{:#}\n", results.json(&lines)))?;
-        println!("written: {}", path.display());
+        write(path, &format!("{:#}\n", results.json(&lines)))?;
     }
     if let Some(path) = &args.svg {
-        std::fs::write(path, results.svg())?;
-        println!("written: {}", path.display());
+        write(path, &results.svg())?;
     }
     if results.groups.iter().all(|group| group.cases.is_empty()) {
         return Err("nothing could be measured".into());
