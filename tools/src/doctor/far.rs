@@ -1,12 +1,11 @@
 //! The end that is asked.
 
-use std::fs::File;
-use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
+use rand_chacha::rand_core::{OsRng, TryRngCore};
 use tracing::{debug, info, warn};
 
 use super::control::{DoctorControl, Limits, unexpected};
@@ -14,7 +13,7 @@ use super::message::{DoctorMessage, Hello, Probe};
 use super::probe::{CHALLENGE, Lookout};
 use super::probe_port::ProbePort;
 use crate::endpoint::Interrupt;
-use crate::failure::{Failure, OrFail};
+use crate::failure::Failure;
 use crate::serving::until_signal;
 use crate::tcp::Listener;
 
@@ -200,11 +199,8 @@ fn challenge(
 }
 
 fn random() -> Result<u64, Failure> {
-    let mut bytes = [0; 8];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .or_fail(|| "reading /dev/urandom".into())?;
-    Ok(u64::from_ne_bytes(bytes))
+    // No file: a container may have none.
+    OsRng.try_next_u64().map_err(|error| Failure::run(format!("a random number of the kernel's: {error}")))
 }
 
 /// Looks out for probes until the client has sent them all.
