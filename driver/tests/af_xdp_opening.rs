@@ -156,7 +156,7 @@ fn too_little_locked_memory_is_named_with_the_cure() {
         error.contains("on 'veth0' needs more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK"),
         "{error}"
     );
-    assert!(error.contains("18432 KiB are needed: `ulimit -l 18432`"), "{error}");
+    assert!(error.contains("18432 KiB are needed on top of what this user has locked already"), "{error}");
 }
 
 // ---------------------------------------------------------------- helpers
