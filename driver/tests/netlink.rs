@@ -151,10 +151,15 @@ fn routes_have_gateways_sources_and_mtus() {
         assert!(matches!(netlink.route(&veth, of("203.0.113.1")), Err(Error::NoRoute { .. })));
         assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Absent);
         for peer in ["192.0.2.9", "2001:db8::9", "198.51.100.9"] {
-            while netlink.resolve(&veth, of(peer)).unwrap() == NextHop::Pending {
-                thread::sleep(Duration::from_millis(1));
-            }
-            assert_eq!(netlink.resolve(&veth, of(peer)).unwrap(), NextHop::Found(mac), "{peer}");
+            // Neighbour discovery takes its time where a link has just come up, and the kernel may give up once.
+            let found = || match netlink.resolve(&veth, of(peer)) {
+                Ok(NextHop::Found(mac)) => Some(mac),
+                _ => None,
+            };
+            let resolved = until(Duration::from_secs(20), found, || {
+                format!("{peer}: {:?}", netlink.resolve(&veth, of(peer)))
+            });
+            assert_eq!(resolved, mac, "{peer}");
         }
         assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Fresh(mac));
     });
