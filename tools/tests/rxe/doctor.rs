@@ -8,7 +8,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     for (device, version) in ways {
         let said = guest.start_ferroce(&format!("doctor -d {device} {}", GUEST[version])).succeed();
         for words in [
-            "no doctor there",
+            "no doctor answers",
             "refuses, as it should (invalid service id)",
             "right both ways",
             "all is well",
