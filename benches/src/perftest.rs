@@ -67,7 +67,7 @@ fn both(command: &str, device: &str, options: &[String]) -> Result<String, Strin
 }
 
 /// A process that ends with the value.
-struct Stopped(Child);
+pub struct Stopped(pub Child);
 
 impl Drop for Stopped {
     fn drop(&mut self) {

@@ -13,7 +13,7 @@
 //! | feature | what it adds | what it needs |
 //! |---|---|---|
 //! | none (the default) | UDP sockets, ports inside the process, DPDK and RNICs where their libraries are found at run time | – |
-//! | `af_xdp` | AF_XDP sockets: the fastest on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, in a checkout libxdp-dev alone; root or capabilities at run time |
+//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, in a checkout libxdp-dev alone; root or capabilities at run time |
 //! | `serde` | `Serialize` and `Deserialize` for what two ends tell each other: [`Endpoint`], [`RemoteMemory`] | – |
 //!
 //! # A first program

@@ -322,7 +322,8 @@ impl Dissector {
         record.payload_len = Some(packet.payload.len());
         let is_cut = packet.covered().len() + ICRC_LEN > present;
         // Where the recorder cut several packets, nothing says where the second one begins.
-        record.is_joined = is_cut && packet.payload.len() >= LEAST_MTU && !fits_a_path_mtu(packet);
+        record.is_joined =
+            is_cut && packet.payload.len() >= PathMtu::Mtu256.bytes() as usize && !fits_a_path_mtu(packet);
         if !record.is_joined {
             record.error = wrong_payload(packet);
         }
@@ -369,9 +370,6 @@ impl Dissector {
 
 /// An IPv6 packet of the greatest length.
 const LONGEST: usize = 40 + 65_535;
-
-/// The smallest path MTU.
-const LEAST_MTU: usize = 256;
 
 fn fits_a_path_mtu(packet: &Packet<'_>) -> bool {
     let fits = |mtu: PathMtu| packet.opcode.payload().admits(packet.payload.len(), mtu.bytes() as usize);

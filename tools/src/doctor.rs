@@ -33,7 +33,6 @@ use crate::tcp::Listener;
 use crate::{host, selftest, tcp};
 use control::{DoctorControl, Limits, unexpected};
 use far::MAX_ROUNDS;
-use local::Plain;
 use message::{DoctorMessage, Hello, Probe, Sighting};
 use occupants::{Occupants, Place};
 use path::{Arrivals, Way};
@@ -257,18 +256,12 @@ impl Args {
         let most = far.rounds.min(MAX_ROUNDS) / 2;
         let there = path::probes(own.mtu, own.address.is_ipv6());
         let seen = repeat(most, || outward(port, control, &own, &far, &there).map(Ok::<_, Infallible>))?;
-        let refused = match &seen {
-            Ok(seen) if seen.is_nothing() => local::ask_kernel(source, to),
-            _ => None,
-        };
-        let mut refused = refused.and_then(|plain| match plain {
-            Plain::RefusedHere(why) => Some(why),
-            Plain::Answered(_) => None,
-        });
-        let mut way = |is_outward, probes: &[Probe], seen: &Arrivals| {
-            let refused = refused.take();
+        let way = |is_outward, probes: &[Probe], seen: &Arrivals| {
             let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
             let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
+            // Of the far end's packet filter its own kernel knows.
+            let is_lost = is_outward && seen.is_nothing();
+            let refused = is_lost.then(|| local::refused_here(source, own.to)).flatten();
             Way { from, to, probes, seen, wanted, is_outward, refused }.checks()
         };
         checks.extend(seen.map(|seen| way(true, &there, &seen)).into_iter().flatten());

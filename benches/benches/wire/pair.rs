@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+
+use ferroce_benches::perftest::Stopped;
 
 use crate::case::Figures;
 use crate::end::{FAILED, Job, Outcome, REPORT, Report, TELL};
@@ -47,7 +49,7 @@ pub(crate) fn run(link: &Link, cores: [Option<usize>; 2], job: &Job) -> Outcome<
             }
             let _ = sender.send((role, None));
         });
-        ends.push(End { process, stdin, log });
+        ends.push(End { _process: Stopped(process), stdin, log });
     }
     let patience = Duration::from_secs(20) + Duration::from_millis(2 * job.millis * job.cases.len() as u64);
     let [a, b] = relay(&mut ends, &lines, Instant::now() + patience)?;
@@ -57,17 +59,10 @@ pub(crate) fn run(link: &Link, cores: [Option<usize>; 2], job: &Job) -> Outcome<
 }
 
 struct End {
-    process: Child,
+    /// No process outlives its job.
+    _process: Stopped,
     stdin: ChildStdin,
     log: PathBuf,
-}
-
-impl Drop for End {
-    /// No process outlives its job.
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 type Lines = Receiver<(usize, Option<String>)>;

@@ -74,16 +74,12 @@ impl Measured {
             ("ferroce SEND", Op::Send, 1),
             ("ferroce WRITE, 16 QPs", Op::Write, 16),
         ];
-        let curves = shapes.map(|(name, op, qps)| {
-            let of = |size: &u32| {
-                let case = Case::Rate { op, size: *size, qps };
-                Some((f64::from(*size), self.spread(case, gbps)?))
-            };
-            Curve { name: name.to_owned(), points: SIZES.iter().filter_map(of).collect() }
-        });
-        let of_ucx = |size: &u32| Some((f64::from(*size), self.spread(Case::UcxRate { size: *size }, gbps)?));
-        let name = "UCX over TCP, put".to_owned();
-        let ucx = Curve { name, points: SIZES.iter().filter_map(of_ucx).collect() };
+        let curve = |name: &str, case: &dyn Fn(u32) -> Case| {
+            let of = |size: u32| Some((f64::from(size), self.spread(case(size), gbps)?));
+            Curve { name: name.to_owned(), points: SIZES.into_iter().filter_map(of).collect() }
+        };
+        let curves = shapes.map(|(name, op, qps)| curve(name, &|size| Case::Rate { op, size, qps }));
+        let ucx = curve("UCX over TCP, put", &|size| Case::UcxRate { size });
         let others = self.cases.keys().filter_map(|case| {
             let name = match case {
                 Case::RawChecked { .. } => "driver alone, copy and CRC",

@@ -2,8 +2,10 @@
 //! there. The program starts anew for each figure, and says one percentile at a time.
 
 use std::net::{IpAddr, TcpListener};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use ferroce_benches::perftest::Stopped;
 
 use crate::case::{Case, RoundTrip, Seen};
 use crate::end::{Outcome, PATIENCE, Stage};
@@ -68,7 +70,7 @@ fn measure(stage: &mut Stage<'_>, test: &str, size: u32, n: u64, rank: &str) -> 
     let deadline = Instant::now() + PATIENCE;
     if !stage.starts() {
         let port = TcpListener::bind((stage.job.addresses[0], 0))?.local_addr()?.port();
-        let server = Running(command(port).spawn().map_err(missing)?);
+        let server = Stopped(command(port).spawn().map_err(missing)?);
         stage.peer.tell(&port)?;
         stage.peer.hear::<()>()?;
         drop(server);
@@ -120,14 +122,4 @@ fn version() -> Outcome<String> {
     let text = String::from_utf8_lossy(&info.stdout);
     let line = text.lines().find(|line| line.contains("ersion")).unwrap_or("of an unknown version");
     Ok(line.trim_start_matches(['#', ' ']).to_owned())
-}
-
-/// A process that ends with the value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use ferroce::driver::PacketDriver;
 use ferroce::{CmEvent, Gid, PKey, PathMtu};
 
-use super::echo;
-use super::local::{self, OWN_FILTER, Plain};
+use super::local::OWN_FILTER;
 use super::path::ecn_name;
 use super::probe::HOP_LIMIT;
 use super::question::{CmAnswer, UNUSED_PORT, ask};
 use super::report::Check;
+use super::{echo, local};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
@@ -84,16 +84,12 @@ fn silence((source, pkey): (IpAddr, PKey), peer: IpAddr, tcp_passes: bool, icmp_
         (false, true) => Some("ICMP passes"),
         (false, false) => None,
     };
-    let passing_said = passing.map(|passing| format!("though {passing}"));
-    let kernel = match local::ask_kernel(source, peer) {
-        Some(Plain::RefusedHere(why)) => {
-            let seen = format!("its connection manager does not answer; {why}");
-            return [Check::failed(UDP, seen, OWN_FILTER), Check::not_checked(ICRC, "nothing came back")];
-        }
-        Some(Plain::Answered(said)) => Some(said),
-        None => None,
-    };
-    let details = [passing_said, kernel.clone()];
+    if let Some(why) = local::refused_here(source, peer) {
+        let seen = format!("its connection manager does not answer; {why}");
+        return [Check::failed(UDP, seen, OWN_FILTER), Check::not_checked(ICRC, "nothing came back")];
+    }
+    let kernel = local::ask_kernel(source, peer);
+    let details = [passing.map(|passing| format!("though {passing}")), kernel.clone()];
     let detail: String = details.into_iter().flatten().map(|said| format!("; {said}")).collect();
     [
         Check::failed(

@@ -176,30 +176,34 @@ pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr, is
 pub(super) const OWN_FILTER: &str = "this host's own packet filter: `nft list ruleset`, `iptables -S OUTPUT`; `nft insert rule inet \
                                      filter output udp dport 4791 accept`";
 
-/// What becomes of a plain UDP packet to port 4791.
-pub(super) enum Plain {
-    /// The kernel here does not let it out.
-    RefusedHere(String),
-    /// Something comes back.
-    Answered(String),
+/// A socket for plain UDP packets to port 4791 of a peer.
+fn plain_socket(source: IpAddr, peer: IpAddr) -> Option<UdpSocket> {
+    let socket = UdpSocket::bind((source, 0)).ok()?;
+    socket.connect(SocketAddr::new(peer, ferroce::wire::ROCE_V2_PORT)).ok()?;
+    Some(socket)
+}
+
+/// Why the packet filter here lets no UDP packet to port 4791 out, if it does not.
+pub(super) fn refused_here(source: IpAddr, peer: IpAddr) -> Option<String> {
+    let error = plain_socket(source, peer)?.send(&[0]).err()?;
+    // Others tell of the way, which is checked by itself.
+    let is_filter = error.kind() == std::io::ErrorKind::PermissionDenied;
+    is_filter.then(|| format!("this host itself refuses to send them: {error}"))
 }
 
 /// What a plain UDP packet to port 4791 gets back, if anything.
-pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<Plain> {
-    let socket = UdpSocket::bind((source, 0)).ok()?;
-    socket.connect(SocketAddr::new(peer, ferroce::wire::ROCE_V2_PORT)).ok()?;
+pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
+    let socket = plain_socket(source, peer)?;
     socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).ok()?;
-    if let Err(error) = socket.send(&[0]) {
-        return Some(Plain::RefusedHere(format!("this host itself refuses to send them: {error}")));
-    }
+    socket.send(&[0]).ok()?;
     let error = socket.recv(&mut [0; 64]).err()?;
     match error.kind() {
         // From the peer or from a firewall before it; and some ports take their packets before the kernel sees them.
-        std::io::ErrorKind::ConnectionRefused => Some(Plain::Answered(format!(
+        std::io::ErrorKind::ConnectionRefused => Some(format!(
             "a plain packet there comes back as ICMP port unreachable: no socket at {peer} has UDP port 4791, which AF_XDP, \
              DPDK and cards can do without, or a firewall rejects it"
-        ))),
+        )),
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => None,
-        _ => Some(Plain::Answered(format!("a plain packet there gets the answer: {error}"))),
+        _ => Some(format!("a plain packet there gets the answer: {error}")),
     }
 }

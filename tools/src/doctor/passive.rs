@@ -82,18 +82,19 @@ fn next_hop(place: &Place, peer: IpAddr, interrupt: &Interrupt) -> Result<Check,
     if interface.owns(peer) {
         return Ok(Check::not_checked(NAME, format!("{peer} is this host itself")));
     }
-    let look = || {
-        Netlink::open().and_then(|netlink| {
-            let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
-            Ok((next_hop, netlink.neighbour(interface, next_hop)?))
-        })
-    };
-    let (start, mut known) = (Instant::now(), look());
-    while matches!(known, Ok((_, Neighbour::Incomplete))) && start.elapsed() < KERNEL_LOOKS {
-        interrupt.check()?;
-        std::thread::sleep(Duration::from_millis(50));
-        known = look();
-    }
+    let until = Instant::now() + KERNEL_LOOKS;
+    let known = Netlink::open().and_then(|netlink| {
+        let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
+        loop {
+            match netlink.neighbour(interface, next_hop)? {
+                Neighbour::Incomplete if Instant::now() < until && !interrupt.is_set() => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                neighbour => return Ok((next_hop, neighbour)),
+            }
+        }
+    });
+    interrupt.check()?;
     Ok(match known {
         Ok((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac))) => {
             local::neighbour_check(Ok(mac), peer, false)

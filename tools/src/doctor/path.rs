@@ -102,7 +102,7 @@ pub(super) struct Way<'a> {
 impl Way<'_> {
     /// Every check of this direction.
     pub(super) fn checks(&self) -> Vec<Check> {
-        if self.seen.sightings.is_empty() {
+        if self.seen.is_nothing() {
             let why = "no packet arrives";
             let [_, icrc, path_mtu, dscp, ecn] = self.names();
             let rest = [icrc, path_mtu, dscp, ecn].map(|name| Check::not_checked(name, why));
@@ -138,7 +138,7 @@ impl Way<'_> {
         if let Some(why) = &self.refused {
             return Check::failed(name, format!("of {sent} packets to {to} none arrives: {why}"), OWN_FILTER);
         }
-        if self.seen.sightings.is_empty() {
+        if self.seen.is_nothing() {
             return Check::failed(
                 name,
                 format!("of {sent} packets from {from} to {to}, none arrives"),
