@@ -261,7 +261,7 @@ fn introduce(
         Answer::Table(_) => table(&body, rank, &endpoint).map_err(failed)?,
         Answer::Refusal(_) => {
             // Whoever it is, it has no say in how a terminal behaves.
-            let reason = String::from_utf8_lossy(&body).replace(char::is_control, "\u{fffd}");
+            let reason = String::from_utf8_lossy(&body).replace(ferroce::is_unprintable, "\u{fffd}");
             return Err(Error::Refused { rank, address: master, reason });
         }
     };

@@ -4,12 +4,14 @@
 //! port by taking them before any socket. So every driver that takes packets from a kernel's interface is bound to the
 //! port, even where nothing comes by the socket: then whoever comes second is refused, and told who was first.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;
 
 use crate::netlink::Interface;
 use crate::netlink::sockets::{self, BoundSocket};
+use crate::printable::is_unprintable;
 use crate::rnic::remedy::has_rxe;
 use crate::{Error, ROCE_PORT};
 
@@ -46,11 +48,16 @@ impl Holder {
     /// # Errors
     /// [`Error::Os`] where the kernel does not list sockets.
     pub fn all(address: IpAddr, interface: &Interface) -> Result<Vec<Holder>, Error> {
+        let sockets = sockets_on(address, interface)?;
+        let processes = processes_with(sockets.iter().map(|socket| socket.inode));
         let mut all: Vec<Holder> = Vec::new();
-        for socket in sockets_on(address, interface)? {
-            let holder = Holder::of(&socket);
+        for socket in &sockets {
+            let holder = Holder::new(socket, processes.get(&socket.inode));
             if !all.contains(&holder) {
                 all.push(holder);
+                if all.len() == MAX_HOLDERS {
+                    break;
+                }
             }
         }
         Ok(all)
@@ -81,12 +88,16 @@ impl Holder {
     }
 
     pub(crate) fn of(socket: &BoundSocket) -> Holder {
-        let is_kernel = is_kernels(socket);
+        Holder::new(socket, processes_with([socket.inode]).get(&socket.inode))
+    }
+
+    fn new(socket: &BoundSocket, process: Option<&Process>) -> Holder {
+        let is_kernel = socket.inode == 0 || (process.is_none() && may_be_kernels(socket));
         Holder {
             address: socket.address,
             interface: socket.interface.filter(|index| *index != 0),
             user: socket.user,
-            process: if is_kernel { None } else { process_with(socket.inode) },
+            process: process.cloned(),
             is_kernel,
         }
     }
@@ -116,24 +127,72 @@ pub(crate) fn sockets_on(address: IpAddr, interface: &Interface) -> Result<Vec<B
     Ok(bound)
 }
 
+/// Holders that are told of an address. Any user may have as many as the kernel gives.
+const MAX_HOLDERS: usize = 64;
+
 /// Whether a socket is rdma_rxe's. The kernel does not mark it: it is root's, on all addresses, and no process has it open.
 pub(crate) fn is_kernels(socket: &BoundSocket) -> bool {
-    let may_be = socket.user == 0 && socket.address.is_unspecified() && has_rxe();
-    socket.inode == 0 || (may_be && process_with(socket.inode).is_none())
+    socket.inode == 0 || (may_be_kernels(socket) && processes_with([socket.inode]).is_empty())
 }
 
-/// The process that has the socket open. One that has been started by another may have it too; the oldest counts.
-fn process_with(inode: u32) -> Option<Process> {
-    let link = format!("socket:[{inode}]");
-    let has_it = |pid: &u32| {
-        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        open.flatten()
-            .any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link.as_str()))
-    };
-    let processes = fs::read_dir("/proc").ok()?.flatten();
+fn may_be_kernels(socket: &BoundSocket) -> bool {
+    socket.user == 0 && socket.address.is_unspecified() && has_rxe()
+}
+
+/// The processes that have these sockets open, by the sockets' inodes. One that was started by another may have a socket
+/// too; the oldest counts. `/proc` is read once, however many sockets there are.
+fn processes_with(inodes: impl IntoIterator<Item = u32>) -> HashMap<u32, Process> {
+    let mut wanted: HashSet<u32> = inodes.into_iter().filter(|inode| *inode != 0).collect();
+    let mut found = HashMap::new();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    let pid = pids.into_iter().find(has_it)?;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(Process { pid, name: name.trim_end().to_owned() })
+    for pid in pids {
+        if wanted.is_empty() {
+            break;
+        }
+        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { continue };
+        let links = open.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        let sockets = links.filter_map(|link| {
+            link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse::<u32>().ok()
+        });
+        let own: Vec<u32> = sockets.filter(|inode| wanted.remove(inode)).collect();
+        // A process may have ended since.
+        if let (false, Ok(name)) = (own.is_empty(), fs::read(format!("/proc/{pid}/comm"))) {
+            // Its name is its own choice.
+            let name = String::from_utf8_lossy(name.trim_ascii_end()).replace(is_unprintable, "\u{fffd}");
+            found.extend(own.into_iter().map(|inode| (inode, Process { pid, name: name.clone() })));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// Sockets of one process are found together, and its name moves no terminal.
+    #[test]
+    fn processes_of_several_sockets_have_plain_names() {
+        let sockets = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        let inodes = sockets.each_ref().map(|socket| {
+            let link = fs::read_link(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
+            let inode = link.to_str().unwrap().strip_prefix("socket:[").unwrap().strip_suffix(']').unwrap();
+            inode.parse::<u32>().unwrap()
+        });
+        // Of the process it is the name of its first thread, and only that process may set it.
+        let comm = "/proc/self/comm";
+        let before = fs::read(comm).unwrap();
+        fs::write(comm, "\u{1b}[2J\u{7}x").unwrap();
+        let found = processes_with(inodes);
+        fs::write(comm, before).unwrap();
+        assert_eq!(found.len(), inodes.len(), "{found:?}");
+        for inode in inodes {
+            let process = Process { pid: std::process::id(), name: "\u{fffd}[2J\u{fffd}x".to_owned() };
+            assert_eq!(found[&inode], process);
+        }
+    }
 }

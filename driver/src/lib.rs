@@ -62,6 +62,7 @@ pub mod netlink;
 mod next_hop;
 pub mod pcap;
 mod prefetch;
+mod printable;
 mod readiness;
 pub mod rnic;
 pub mod shared;
@@ -88,6 +89,8 @@ pub use membership::Membership;
 pub use memory::{Memory, MemoryError, MemoryKind, Payload, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
+#[doc(hidden)]
+pub use printable::is_unprintable;
 pub use readiness::Readiness;
 pub use time::{Clock, Nanos};
 pub use wrapper::Wrapper;

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::holder::Holder;
@@ -77,6 +78,37 @@ fn a_socket_is_not_opened_where_af_xdp_takes_the_packets() {
     drop(port);
     assert!(pair.in_b(|| holders("10.9.0.2")).is_empty());
     drop(pair.in_b(|| open_udp("10.9.0.2")).unwrap());
+}
+
+/// Somebody who has the port for moments, again and again, makes no AF_XDP port open without it.
+#[test]
+fn a_port_that_is_open_has_its_addresses() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let address: SocketAddr = "10.9.0.2:4791".parse().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pair.in_b(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(UdpSocket::bind(address));
+                }
+            });
+        });
+        let mut unreserved = 0;
+        for _ in 0..40 {
+            match pair.in_b(open_af_xdp) {
+                Ok(port) => {
+                    let is_free = pair.in_b(|| (0..20).any(|_| UdpSocket::bind(address).is_ok()));
+                    unreserved += u32::from(is_free);
+                    drop(port);
+                }
+                Err(Error::PortInUse { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(unreserved, 0);
+    });
 }
 
 /// An address that was not the port's when it was opened stays the kernel's, and who has a socket there hears.

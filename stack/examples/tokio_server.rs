@@ -6,6 +6,7 @@
 
 mod crowd;
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::thread;
@@ -43,6 +44,7 @@ async fn serve(mut context: Context) -> Result<usize, Box<dyn Error>> {
 
     let place = |n: u64| [Sge { mr, offset: n * u64::from(SIZE), length: SIZE }];
     let (mut context, mut clock) = (AsyncFd::new(context)?, Clock::start());
+    let mut connections = HashMap::new();
     let (mut begun, mut ended, mut echoed) = (0, 0, 0);
     while ended < CONNECTIONS {
         let port = context.get_mut();
@@ -54,14 +56,29 @@ async fn serve(mut context: Context) -> Result<usize, Box<dyn Error>> {
                     port.modify_qp(qp, Transition::Init { access: Access::NONE })?;
                     port.post_recv(qp, &ReceiveWorkRequest { wr_id: 2 * begun, sges: &place(2 * begun) })?;
                     port.accept(request.id, qp, &ConnectionParameters::default())?;
+                    connections.insert(request.id, qp);
                     begun += 1;
                 }
-                CmEvent::Disconnected { .. } => ended += 1,
+                // A queue pair is destroyed with its connection, or each client would leave one behind.
+                CmEvent::Disconnected { id } | CmEvent::Unreachable { id, .. } => {
+                    if let Some(qp) = connections.remove(&id) {
+                        port.destroy_qp(qp)?;
+                        ended += 1;
+                    }
+                }
                 _ => {}
             }
         }
         while let Some(WorkCompletion { wr_id, qp, opcode, status, byte_len, .. }) = port.poll_cq(cq)? {
-            if opcode == WcOpcode::Recv && status == WcStatus::Success {
+            if status != WcStatus::Success {
+                // A client that is gone says nothing: its connection is over when an echo has found nobody. The rest of
+                // what was posted completes so too (`WrFlushErr`).
+                if let Some((&id, _)) = connections.iter().find(|(_, at)| **at == qp) {
+                    connections.remove(&id);
+                    port.destroy_qp(qp)?;
+                    ended += 1;
+                }
+            } else if opcode == WcOpcode::Recv {
                 // The next message finds the connection's other place.
                 port.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id ^ 1, sges: &place(wr_id ^ 1) })?;
                 let sges = place(wr_id).map(|sge| Sge { length: byte_len, ..sge });

@@ -118,6 +118,8 @@ pub use device::{DeviceSpec, DpdkSpec};
 pub use engine::congestion::dcqcn::ReactionPoint;
 pub use engine::congestion::pacing::Pacer;
 pub use ferroce_driver as driver;
+#[doc(hidden)]
+pub use ferroce_driver::is_unprintable;
 pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason};
 pub use ferroce_wire as wire;
 pub use ferroce_wire::{
@@ -130,9 +132,7 @@ pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
 pub use telemetry::counters::{Counter, Counters, Origin};
 pub use telemetry::exporter::Exported;
-pub use telemetry::metrics::{
-    Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable,
-};
+pub use telemetry::metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
 pub use verbs::{
     Access, AddressVector, Ah, CnpScope, Config, CongestionControl, CongestionNotification, Cq,
     DEFAULT_WINDOW, Data, Dcqcn, DcqcnRules, Destination, DeviceAttributes, Endpoint, Error, Event,

@@ -1,6 +1,6 @@
 //! Where a capture is read from: a file, or standard input, compressed by gzip or not.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Cursor, ErrorKind, IsTerminal, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -19,8 +19,7 @@ use crate::failure::{Failure, OrFail};
 pub(crate) struct CaptureInput {
     file: File,
     name: String,
-    /// Bytes of the file; `None` for a pipe.
-    size: Option<u64>,
+    about: Metadata,
 }
 
 impl CaptureInput {
@@ -41,7 +40,12 @@ impl CaptureInput {
             File::open(path).map_err(|error| Failure::usage(format!("capture '{name}': {error}")))?
         };
         let about = file.metadata().or_fail(|| name.clone())?;
-        Ok(CaptureInput { file, name, size: about.is_file().then_some(about.len()) })
+        Ok(CaptureInput { file, name, about })
+    }
+
+    /// What the file system says of it.
+    pub(crate) fn about(&self) -> &Metadata {
+        &self.about
     }
 
     /// Reads the first bytes. After a signal the capture ends: a file at once, a pipe as soon as its writer has ended
@@ -51,10 +55,11 @@ impl CaptureInput {
         interrupt: Interrupt,
         before_waiting: impl FnMut() + Send + 'static,
     ) -> Result<(Reader, Amount), Failure> {
-        let amount = Amount { taken: Arc::default(), size: self.size, is_cut: Arc::default() };
+        let size = self.about.is_file().then_some(self.about.len());
+        let amount = Amount { taken: Arc::default(), size, is_cut: Arc::default() };
         let mut source = Source {
             file: self.file,
-            waits: self.size.is_none(),
+            waits: size.is_none(),
             interrupt,
             before_waiting: Box::new(before_waiting),
             deadline: None,

@@ -85,8 +85,8 @@ pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
 /// # Errors
 /// The capture can't be read to its end, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    args.json.spare(&args.file)?;
     let input = CaptureInput::open(&args.file)?;
+    args.json.spare(input.about())?;
     let interrupt = Interrupt::install()?;
     // 1 is for a wrong ICRC, and this is none.
     let opened = args.json.open().map_err(|failure| Failure::usage(failure.to_string()))?;

@@ -40,7 +40,7 @@ use ferroce_driver::sim::fabric::Built;
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, legible};
-use crate::output::{self, JsonArg, say};
+use crate::output::{self, JsonArg, check_files, say};
 use capture::PortFile;
 use compare::{Compared, compared};
 use compile::Compiled;
@@ -268,27 +268,8 @@ impl Args {
         }
         let svg = self.svg.iter().map(|path| ("--svg", path.as_path()));
         let pcap = self.pcap.iter().map(|port| ("--pcap", port.path()));
-        // As far as they are there, by what they are: a link is what it leads to.
-        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let mut taken = vec![real(Path::new(&self.scenario))];
-        for (option, path) in svg.chain(pcap) {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            let named = path.display().to_string();
-            let named = legible(&named);
-            if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
-                return Err(Failure::usage(format!(
-                    "{option} {named}: must be a file in a folder that is there"
-                )));
-            }
-            // What is no file, as /dev/null, may be given several times.
-            if taken.contains(&real(path)) && (path.is_file() || !path.exists()) {
-                return Err(Failure::usage(format!(
-                    "{option} {named}: must be a file of its own; the scenario or another option has this one"
-                )));
-            }
-            taken.push(real(path));
-        }
-        Ok(())
+        let json = self.json.file().map(|path| ("--json", path));
+        check_files(&[("the scenario", Path::new(&self.scenario))], svg.chain(pcap).chain(json))
     }
 
     /// The command line for the runs of these settings.

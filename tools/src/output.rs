@@ -10,10 +10,11 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, access};
 use serde::Serialize;
 use tracing::Level;
 
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, OrFail, legible};
 
 /// Writes a line to standard output; fails if it can't be written.
 macro_rules! say {
@@ -111,22 +112,25 @@ impl JsonArg {
         self.to.is_some()
     }
 
-    /// Where the report goes, of either kind.
-    pub(crate) fn open(&self) -> Result<Output, Failure> {
-        match &self.to {
-            Some(path) if path.as_os_str() != "-" => Output::file(path),
-            _ => Ok(Output::stdout()),
-        }
+    /// The file that it goes to, if it goes to one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.to.as_deref().filter(|path| path.as_os_str() != "-")
     }
 
-    /// Refuses to write the report over what it is about.
-    pub(crate) fn spare(&self, input: &Path) -> Result<(), Failure> {
-        let file =
-            |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino(), about.is_file()));
+    /// Where the report goes, of either kind.
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
+        self.file().map_or_else(|| Ok(Output::stdout()), Output::file)
+    }
+
+    /// Refuses to write the report over the capture that it is about. One that is yet to be recorded is there already.
+    pub(crate) fn spare(&self, capture: &fs::Metadata) -> Result<(), Failure> {
+        let is_capture =
+            |to: &fs::Metadata| to.is_file() && (to.dev(), to.ino()) == (capture.dev(), capture.ino());
         match &self.to {
-            Some(to) if file(to).is_some_and(|to| to.2 && file(input) == Some(to)) => Err(Failure::usage(
-                format!("--json={} would overwrite the capture; name another file", to.display()),
-            )),
+            Some(to) if fs::metadata(to).is_ok_and(|to| is_capture(&to)) => Err(Failure::usage(format!(
+                "--json={} would overwrite the capture; name another file",
+                to.display()
+            ))),
             _ => Ok(()),
         }
     }
@@ -142,16 +146,49 @@ impl JsonArg {
     }
 }
 
+/// Refuses outputs that can't be written, or would be written over an input or another output, before anything is run.
+/// Each has the option that it is given with.
+pub(crate) fn check_files<'a>(
+    inputs: &[(&'a str, &'a Path)],
+    outputs: impl Iterator<Item = (&'a str, &'a Path)>,
+) -> Result<(), Failure> {
+    // As far as they are there, by what they are: a link is what it leads to.
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let mut taken: Vec<_> = inputs.iter().map(|(what, path)| (*what, real(path))).collect();
+    for (option, path) in outputs {
+        let named = format!("{option} {}", legible(&path.display().to_string()));
+        can_be_written(path).map_err(|why| Failure::usage(format!("{named}: {why}")))?;
+        // What is no file, as /dev/null, may be given several times.
+        let is_file = path.is_file() || !path.exists();
+        if let Some((other, _)) = taken.iter().find(|(_, other)| is_file && *other == real(path)) {
+            return Err(Failure::usage(format!("{named}: must be a file of its own; {other} has this one")));
+        }
+        taken.push((option, real(path)));
+    }
+    Ok(())
+}
+
+fn can_be_written(path: &Path) -> Result<(), String> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() {
+        return Err("it is a directory; name a file in it".into());
+    }
+    if !folder.is_dir() {
+        return Err(format!("there is no directory '{}'", folder.display()));
+    }
+    let place = if path.exists() { path } else { folder };
+    access(place, Access::WRITE_OK).map_err(|error| format!("'{}': {error}", place.display()))
+}
+
 /// Refuses early what can't become a file, for some reports take hours.
 fn json_target(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    match folder {
-        _ if text.is_empty() => Err("a file, as --json=report.json, or --json alone".into()),
-        Some(folder) if !folder.is_dir() => Err(format!("there is no directory '{}'", folder.display())),
-        _ if path.is_dir() => Err("it is a directory; name a file in it".into()),
-        _ => Ok(path),
+    match text {
+        "" => return Err("a file, as --json=report.json, or --json alone".into()),
+        "-" => {}
+        _ => can_be_written(&path)?,
     }
+    Ok(path)
 }
 
 #[cfg(test)]
@@ -167,5 +204,20 @@ mod tests {
         {
             assert!(json_target(wrong).is_err_and(|said| said.contains(why)), "{wrong}");
         }
+    }
+
+    #[test]
+    fn each_output_has_a_file_of_its_own() {
+        let check = |inputs: &[(&'static str, &'static Path)], outputs: &[(&'static str, &'static str)]| {
+            let outputs = outputs.iter().map(|(option, path)| (*option, Path::new(*path)));
+            check_files(inputs, outputs).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(check(&[], &[("--pcap", "a.pcapng"), ("--json", "a.json")]), Ok(()));
+        assert_eq!(check(&[], &[("--pcap", "/dev/null"), ("--json", "/dev/null")]), Ok(()));
+        let refused = check(&[], &[("--pcap", "a.json"), ("--json", "a.json")]).unwrap_err();
+        assert!(refused.contains("--json a.json") && refused.contains("--pcap has this one"), "{refused}");
+        let source = Path::new("Cargo.toml");
+        let refused = check(&[("the scenario", source)], &[("--svg", "./Cargo.toml")]).unwrap_err();
+        assert!(refused.contains("the scenario has this one"), "{refused}");
     }
 }

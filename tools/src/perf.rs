@@ -21,7 +21,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
-use crate::output::JsonArg;
+use crate::output::{JsonArg, check_files};
 use crate::pingpong::path_mtu;
 use crate::serving::{ServingArgs, until_signal};
 use crate::tcp::Listener;
@@ -167,6 +167,8 @@ enum Patience {
 /// written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check()?;
+    let recording = args.port.pcap.iter().map(|path| ("--pcap", path.as_path()));
+    check_files(&[], recording.chain(args.json.file().map(|path| ("--json", path))))?;
     match &args.compare {
         Some(with) => compare::run(&args, with)?,
         None => start(&args)?,
@@ -210,7 +212,7 @@ fn start(args: &Args) -> Result<(), Failure> {
         tcp_port = listener.port()?;
         Ok((end, listener))
     };
-    args.serving.run(open, |(mut end, listener)| {
+    args.serving.run(&interrupt, open, |(mut end, listener)| {
         let client = until_signal(args.await_client(&mut end, &listener, Patience::Endless))?;
         let Some(client) = client else { return Ok(false) };
         // Others are refused, instead of waiting without a word.

@@ -126,9 +126,12 @@ fn start(args: &Args) -> Result<(), Failure> {
         return open()?.call(host, args.tcp_port)?.print(args);
     }
     let mut tcp_port = args.tcp_port;
-    args.serving.run(open, |mut end| {
+    let listen = || {
         let listener = Listener::any(tcp_port)?;
         tcp_port = listener.port()?;
+        Ok((open()?, listener))
+    };
+    args.serving.run(&interrupt, listen, |(mut end, listener)| {
         let Some(client) = until_signal(end.await_client(&listener))? else { return Ok(false) };
         // Others are refused, instead of waiting without a word.
         drop(listener);

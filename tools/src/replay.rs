@@ -103,8 +103,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 fn replay(args: &Args) -> Result<ReplayReport, Failure> {
-    args.json.spare(&args.file)?;
     let input = CaptureInput::open(&args.file)?;
+    args.json.spare(input.about())?;
     let interrupt = Interrupt::install()?;
     let mut progress = Progress::start(interrupt.clone());
     let capture = Capture::read(input, &args.file, &interrupt, &mut progress)?;

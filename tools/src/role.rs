@@ -47,7 +47,7 @@ pub(crate) fn play<E: Role>(
     } else {
         let open = || new(port, port.open()?, interrupt.clone());
         match host {
-            None => serving.run(open, |mut end| end.serve())?,
+            None => serving.run(&interrupt, open, |mut end| end.serve())?,
             Some(host) => {
                 let mut end = open()?;
                 let to = host::reachable(end.end(), host, cm_port)?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
 /// What every server of one client at a time can be told.
@@ -21,31 +22,51 @@ pub(crate) struct ServingArgs {
 
 /// After a client that failed, lest a server that can't serve anybody spins.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Until a device or a port that can't be had is asked for again.
+const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
 impl ServingArgs {
     /// Serves one client, or many. `open` prepares for the next one, and `serve` returns whether one has come before a signal.
     pub(crate) fn run<E>(
         &self,
+        interrupt: &Interrupt,
         mut open: impl FnMut() -> Result<E, Failure>,
         mut serve: impl FnMut(E) -> Result<bool, Failure>,
     ) -> Result<(), Failure> {
         let mut served = 0;
+        let mut end = open()?;
         loop {
-            match serve(open()?) {
+            match serve(end) {
                 Ok(true) if !self.persistent => return Ok(()),
                 Ok(true) => served += 1,
-                Ok(false) => {
-                    info!("a signal ends the server, which has served {served} clients");
-                    return Ok(());
-                }
+                Ok(false) => return ended(served),
                 Err(failure @ (Failure::Run(_) | Failure::Usage(_))) if self.persistent => {
                     warn!("a client was not served to its end: {failure}");
                     thread::sleep(PAUSE);
                 }
                 Err(failure) => return Err(failure),
             }
+            // Somebody may have taken the TCP port or the device meanwhile, and may give it back.
+            let mut is_told = false;
+            end = loop {
+                match open() {
+                    Ok(end) => break end,
+                    Err(_) if interrupt.is_set() => return ended(served),
+                    Err(failure) if !is_told => {
+                        warn!("no client can be served until this works again: {failure}");
+                        is_told = true;
+                    }
+                    Err(_) => {}
+                }
+                thread::sleep(REOPEN_PAUSE);
+            };
         }
     }
+}
+
+fn ended(served: u64) -> Result<(), Failure> {
+    info!("a signal ends the server, which has served {served} clients");
+    Ok(())
 }
 
 /// Where a server waits for a client, a signal is no failure: `None`.

@@ -138,6 +138,14 @@ fn who_has_no_rights_is_told_what_goes_without() {
         text.contains("`-d INTERFACE` takes udp, which has a higher latency and needs no rights\n"),
         "{text}"
     );
+    // A report that can't be written is refused before there is one.
+    let command = format!("cd / && exec {nobody} '{}' devinfo --json=/x.json", env!("CARGO_BIN_EXE_ferroce"));
+    let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("'/': Permission denied"), "{output:?}");
+    if !ends::has_user_namespaces() {
+        return;
+    }
     let text = run("unshare --map-root-user --net");
     assert!(text.contains("AF_XDP lacks rights outside of this user namespace"), "{text}");
     assert!(!text.contains("setcap"), "{text}");

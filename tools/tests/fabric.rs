@@ -373,7 +373,10 @@ fn values_that_make_no_sense_are_refused() {
             &["at most 1024 settings; these are 1056"],
         ),
         ("fabric /dev/zero", &["must be a regular file of at most"]),
-        ("fabric incast --svg /nonexistent/x.svg", &["--svg /nonexistent/x.svg: must be a file in a folder"]),
+        (
+            "fabric incast --svg /nonexistent/x.svg",
+            &["--svg /nonexistent/x.svg: there is no directory '/nonexistent'"],
+        ),
         (
             "fabric incast --pcap host0=x.pcapng --pcap host1=x.pcapng",
             &["x.pcapng: must be a file of its own"],

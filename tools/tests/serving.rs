@@ -4,6 +4,7 @@
 mod ends;
 
 use std::fs;
+use std::net::TcpListener;
 use std::time::Duration;
 
 use ends::{Ferroce, Namespaces, Outcome, SERVER, alone};
@@ -64,6 +65,35 @@ fn a_persistent_server_outlives_a_client_that_fails() {
     server.ready();
     server.interrupt();
     assert_eq!(server.end().code, Some(0));
+}
+
+/// Whoever takes the TCP port while a client is served does not end the server, which has it again afterwards.
+#[test]
+fn a_persistent_server_waits_for_its_port() {
+    let _alone = alone();
+    for (command, port, client_is_there) in
+        [("perf write bw -D 1", 18549, "connected"), ("pingpong -n 30000", 18550, "GID chosen")]
+    {
+        let mut server = Ferroce::start(None, &format!("{command} -p {port} -P -d udp:{}", address(0)));
+        server.ready();
+        let first = Ferroce::start(None, &format!("{command} -p {port} -d udp:{} 127.0.0.1", address(1)));
+        server.says(client_is_there, || {});
+        let stranger = loop {
+            // Until the server has let go of it.
+            match TcpListener::bind(("::", port)) {
+                Ok(stranger) => break stranger,
+                Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(first.end().code, Some(0), "{command}");
+        server.says("no client can be served until this works again", || {});
+        drop(stranger);
+        server.ready();
+        assert_eq!(client(command, port, "127.0.0.1").code, Some(0), "{command}");
+        server.ready();
+        server.signal("TERM");
+        assert_eq!(server.end().code, Some(0), "{command}");
+    }
 }
 
 #[test]

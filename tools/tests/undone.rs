@@ -58,6 +58,8 @@ fn ci_without_its_packages_is_a_failure() {
         ("dpkg-query", "exit 1"),
         ("apt-get", "echo no network >&2; exit 100"),
         ("cargo", "exit 0"),
+        // What a machine may have or not; what is tested comes behind it.
+        ("g++", "exit 0"),
     ] {
         let tool = tools.join(name);
         fs::write(&tool, format!("#!/bin/sh\n{does}\n")).unwrap();

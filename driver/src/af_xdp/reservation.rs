@@ -31,21 +31,30 @@ pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
 
 /// Nothing where rdma_rxe is on any interface: its socket has the port of all addresses, and nobody else can.
 fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<OwnedFd>, Error> {
-    let own = udp::reserve(address, interface);
-    // Only now, for who comes from now on is refused.
-    let others = sockets_on(address, interface)?;
-    let is_refused = matches!(&own, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
-    let in_the_way = others.iter().find(|other| hears(other));
-    let unexplained = || others.first().filter(|_| is_refused && !others.iter().any(is_kernels));
-    if let Some(other) = in_the_way.or_else(unexplained) {
-        return Err(Error::PortInUse { address, port: ROCE_PORT, holder: Some(Holder::of(other)) });
+    for _ in 0..TRIES {
+        let own = udp::reserve(address, interface);
+        // Only now, for who comes from now on is refused.
+        let others = sockets_on(address, interface)?;
+        let is_refused = matches!(&own, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
+        let beside_kernel = || others.iter().any(is_kernels);
+        let in_the_way = others.iter().find(|other| hears(other));
+        let unexplained = || others.first().filter(|_| is_refused && !beside_kernel());
+        if let Some(other) = in_the_way.or_else(unexplained) {
+            return Err(Error::PortInUse { address, port: ROCE_PORT, holder: Some(Holder::of(other)) });
+        }
+        match own {
+            Ok(socket) => return Ok(Some(socket)),
+            Err(_) if is_refused && beside_kernel() => return Ok(None),
+            // Who had the port is gone since.
+            Err(_) if is_refused => {}
+            Err(source) => return Err(os_error("reserving UDP port 4791", &interface.name, source)),
+        }
     }
-    match own {
-        Ok(socket) => Ok(Some(socket)),
-        Err(_) if is_refused => Ok(None),
-        Err(source) => Err(os_error("reserving UDP port 4791", &interface.name, source)),
-    }
+    Err(Error::PortInUse { address, port: ROCE_PORT, holder: None })
 }
+
+/// How often somebody may have the port when it is asked for and be gone when it is asked who has it.
+const TRIES: u32 = 100;
 
 /// Whether it is somebody's who would miss the packets that the XDP program takes.
 fn hears(other: &BoundSocket) -> bool {

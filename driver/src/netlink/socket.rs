@@ -71,11 +71,12 @@ impl NetlinkSocket {
             }
             for message in messages(&buffer[..n]).filter(|m| m.sequence == sequence) {
                 match i32::from(message.kind) {
-                    libc::NLMSG_DONE => return Ok(()),
-                    // Errno negated; 0 is the acknowledgement that ends every other answer.
-                    libc::NLMSG_ERROR => {
+                    // The end of a dump, and of every other answer: a negated errno, or 0. A dump may have what its
+                    // last part returned instead, which is not negative.
+                    kind @ (libc::NLMSG_DONE | libc::NLMSG_ERROR) => {
                         return match u32_at(message.payload, 0).unwrap_or(0) as i32 {
                             0 => Ok(()),
+                            1.. if kind == libc::NLMSG_DONE => Ok(()),
                             errno => Err(io::Error::from_raw_os_error(errno.wrapping_neg())),
                         };
                     }

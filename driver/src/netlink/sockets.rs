@@ -55,8 +55,8 @@ pub(crate) fn bound_to(port: u16) -> Result<Vec<BoundSocket>, Error> {
 fn by_netlink(socket: &NetlinkSocket, port: u16) -> io::Result<Vec<BoundSocket>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        let asked =
-            socket.exchange(request(family as u8, port), |payload| found.extend(parse(payload, port)));
+        let request = request(family as u8, libc::IPPROTO_UDP as u8, port);
+        let asked = socket.exchange(request, |payload| found.extend(parse(payload, port)));
         match asked {
             // A kernel without IPv6 has none of its sockets.
             Err(error) if family == libc::AF_INET6 && is_unknown(&error) => {}
@@ -115,11 +115,11 @@ fn is_unknown(error: &io::Error) -> bool {
 }
 
 /// `struct inet_diag_req_v2` (linux/inet_diag.h): the port in network byte order.
-fn request(family: u8, port: u16) -> Request {
+fn request(family: u8, protocol: u8, port: u16) -> Request {
     const SOCK_DIAG_BY_FAMILY: u16 = 20;
     let mut fixed = [0; 56];
     fixed[0] = family;
-    fixed[1] = libc::IPPROTO_UDP as u8;
+    fixed[1] = protocol;
     // In whatever state.
     fixed[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
     fixed[8..10].copy_from_slice(&port.to_be_bytes());
@@ -177,6 +177,15 @@ mod tests {
             let untold = |socket: &BoundSocket| BoundSocket { interface: None, ..*socket };
             assert_eq!(told.iter().map(untold).collect::<Vec<_>>(), listed);
         }
+    }
+
+    /// The kernel tells so in the message that ends the list, which would otherwise be a short one. That of a kernel without
+    /// sockets of a protocol looks like this; here nobody has number 200.
+    #[test]
+    fn a_list_that_cannot_be_had_is_an_error() {
+        let monitoring = NetlinkSocket::open(libc::NETLINK_SOCK_DIAG).unwrap();
+        let error = monitoring.exchange(request(libc::AF_INET as u8, 200, 4791), |_| {}).unwrap_err();
+        assert!(is_unknown(&error), "{error}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::slice;
 
-use ferroce_driver::Stats;
+use ferroce_driver::{Stats, is_unprintable};
 
 use crate::telemetry::counters::{Counter, Counters};
 
@@ -279,17 +279,6 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, quoted: bool) -> fmt::R
         '"' if quoted => f.write_str("\\\""),
         c => f.write_char(c),
     })
-}
-
-/// Whether a character does something on a terminal but stand in its place: controls (C0 and C1), marks and overrides
-/// of the direction of text, line and paragraph separators, and format characters without a width.
-///
-/// For the `ferroce` command, which shows texts of others by the same rule.
-#[doc(hidden)]
-pub fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// In place of what moves a terminal.

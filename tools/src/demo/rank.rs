@@ -368,26 +368,37 @@ fn barrier(
     }
 }
 
-/// Connects the ranks over TCP. They tell each other where they listen by an all-reduce, in which each adds its own address
-/// and port to zeros.
+/// Connects the ranks over TCP. They tell each other where they listen, and then from where they have connected: who else
+/// connects is no rank.
 fn tcp_ring(communicator: &mut Communicator, address: IpAddr, stop: &AtomicBool) -> Result<TcpRing, Error> {
-    const ENTRY: usize = 2 * DataType::I32.size();
-    let IpAddr::V4(own) = address else {
-        return Err(Failure::run(format!("{address} is no IPv4 address for the TCP baseline")).into());
-    };
     let (rank, size) = (communicator.rank(), communicator.size());
     let listening = Listening::at(address)?;
+    let listeners = exchange(communicator, listening.address()?)?;
+    let connected = listening.connect(listeners[((rank + 1) % size) as usize])?;
+    let sources = exchange(communicator, connected.source()?)?;
+    Ok(connected.join(rank, size, sources[((rank + size - 1) % size) as usize], stop)?)
+}
+
+/// One address of each rank, by an all-reduce in which each adds its own to zeros.
+fn exchange(communicator: &mut Communicator, own: SocketAddr) -> Result<Vec<SocketAddr>, Error> {
+    /// Address and port.
+    const ENTRY: usize = 2 * DataType::I32.size();
+    let IpAddr::V4(address) = own.ip() else {
+        return Err(Failure::run(format!("{own} is no IPv4 address for the TCP baseline")).into());
+    };
+    let (rank, size) = (communicator.rank(), communicator.size());
+    let mut entries = vec![[[0; 4]; 2]; size as usize];
     let table = communicator.allocate(size as usize * ENTRY)?;
-    let port = u32::from(listening.port()?);
-    let entry = [own.to_bits().to_ne_bytes(), port.to_ne_bytes()].concat();
-    communicator.write(table, u64::from(rank) * ENTRY as u64, &entry)?;
+    let entry = [address.to_bits().to_ne_bytes(), u32::from(own.port()).to_ne_bytes()];
+    communicator.write(table, u64::from(rank) * ENTRY as u64, entry.as_flattened())?;
     communicator.all_reduce(table, size as usize * 2, DataType::I32, ReduceOp::Sum)?;
-    let mut right = [[0; 4]; 2];
-    communicator.read(table, u64::from((rank + 1) % size) * ENTRY as u64, right.as_flattened_mut())?;
+    communicator.read(table, 0, entries.as_flattened_mut().as_flattened_mut())?;
     communicator.deregister(table)?;
-    let [address, port] = right.map(u32::from_ne_bytes);
-    let right = SocketAddr::from((Ipv4Addr::from_bits(address), port as u16));
-    Ok(listening.join(rank, size, right, stop)?)
+    let address = |entry: [[u8; 4]; 2]| {
+        let [address, port] = entry.map(u32::from_ne_bytes);
+        SocketAddr::from((Ipv4Addr::from_bits(address), port as u16))
+    };
+    Ok(entries.into_iter().map(address).collect())
 }
 
 /// Nanoseconds that all processes of the machine count alike.

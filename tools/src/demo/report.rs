@@ -359,15 +359,15 @@ impl DemoReport {
             }
             writeln!(f)?;
         }
-        write!(f, "{:<12}{:>6}{:>8.3} {:<19}", "busbw GB/s", "", total.ferroce.busbw_gb_s, "")?;
+        write!(f, "{:<12}{:>6}{:>8.2} {:<19}", "busbw GB/s", "", total.ferroce.busbw_gb_s, "")?;
         if let Some(tcp) = &total.tcp {
-            write!(f, "{:>8.3}", tcp.busbw_gb_s)?;
+            write!(f, "{:>8.2}", tcp.busbw_gb_s)?;
         }
         writeln!(f)?;
         if compared {
             writeln!(f, "ratio: TCP's time by ferroce's; above 1, ferroce is the faster one")?;
         }
-        Ok(())
+        writeln!(f, "busbw: bytes by time, times 2 (ranks - 1) / ranks, as in nccl-tests")
     }
 
     fn write_packets(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -57,27 +57,44 @@ impl Listening {
         Ok(Listening(listener.map_err(failed("listening"))?))
     }
 
-    pub(super) fn port(&self) -> Result<u16, Error> {
-        Ok(self.0.local_addr().map_err(failed("listening"))?.port())
+    pub(super) fn address(&self) -> Result<SocketAddr, Error> {
+        self.0.local_addr().map_err(failed("listening"))
     }
 
-    /// Connects to the rank behind `right`, which listens already, and takes the connection of the rank before.
+    /// Connects to the next rank, which listens at `right` already.
+    pub(super) fn connect(self, right: SocketAddr) -> Result<Connected, Error> {
+        let right = TcpStream::connect_timeout(&right, PATIENCE).map_err(failed("connecting"))?;
+        Ok(Connected { listener: self.0, right })
+    }
+}
+
+/// A rank that is connected to the next one, and waits for the connection of the rank before.
+pub(super) struct Connected {
+    listener: TcpListener,
+    right: TcpStream,
+}
+
+impl Connected {
+    /// By which the next rank knows the connection.
+    pub(super) fn source(&self) -> Result<SocketAddr, Error> {
+        self.right.local_addr().map_err(failed("connecting"))
+    }
+
+    /// Takes the connection from `left`, where the rank before has connected. Others are closed.
     pub(super) fn join(
         self,
         rank: u32,
         size: u32,
-        right: SocketAddr,
+        left: SocketAddr,
         stop: &AtomicBool,
     ) -> Result<TcpRing, Error> {
-        let right = TcpStream::connect_timeout(&right, PATIENCE).map_err(failed("connecting"))?;
+        let Connected { listener, right } = self;
         let mut watch = Watch::new(stop);
         let left = loop {
-            match self.0.accept() {
-                Ok((left, _)) => break left,
-                Err(error) if is_temporary(&error) => {
-                    watch.wait(&mut [PollFd::new(&self.0, PollFlags::IN)])?;
-                }
-                Err(error) => return Err(failed("accepting")(error)),
+            match listener.accept() {
+                Ok((stream, from)) if from == left => break stream,
+                Err(error) if !is_temporary(&error) => return Err(failed("accepting")(error)),
+                _ => watch.wait(&mut [PollFd::new(&listener, PollFlags::IN)])?,
             }
         };
         for stream in [&left, &right] {
@@ -197,4 +214,34 @@ fn is_temporary(error: &io::Error) -> bool {
 
 fn failed(what: &'static str) -> impl Fn(io::Error) -> Error {
     move |source| Error::Os { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Whoever else connects to a rank is not on the ring.
+    #[test]
+    fn strangers_are_left_out() {
+        let stop = AtomicBool::new(false);
+        let ranks = [(); 2].map(|()| Listening::at([127, 0, 0, 1].into()).unwrap());
+        let addresses = ranks.each_ref().map(|rank| rank.address().unwrap());
+        let _strangers = addresses.map(|address| TcpStream::connect(address).unwrap());
+        let [a, b] = ranks;
+        let (a, b) = (a.connect(addresses[1]).unwrap(), b.connect(addresses[0]).unwrap());
+        let (from_a, from_b) = (a.source().unwrap(), b.source().unwrap());
+        let sum = |rank: Connected, number: u32, left: SocketAddr, value: f32| {
+            let mut memory = [value.to_ne_bytes(); 8];
+            let mut ring = rank.join(number, 2, left, &stop).unwrap();
+            ring.all_reduce(memory.as_flattened_mut(), &stop).unwrap();
+            memory.map(f32::from_ne_bytes)
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| sum(b, 1, from_a, 2.0));
+            assert_eq!(sum(a, 0, from_b, 1.0), [3.0; 8]);
+            assert_eq!(other.join().unwrap(), [3.0; 8]);
+        });
+    }
 }

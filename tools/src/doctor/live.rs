@@ -130,8 +130,7 @@ impl LiveContext {
         ));
         let failed: u64 = gauge(&self.now, "qps")
             .filter(|(state, _)| ["error", "sqe"].contains(state))
-            .map(|(_, qps)| qps)
-            .sum();
+            .fold(0, |sum: u64, (_, qps)| sum.saturating_add(qps));
         if failed > 0 {
             return Check::note(
                 NAME,

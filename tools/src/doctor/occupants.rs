@@ -44,28 +44,32 @@ impl Place {
     }
 
     /// Whether a context of that process is on one of the addresses. One of an earlier version does not tell them.
-    fn has(&self, metrics: &Metrics, pid: u32, holders: &[Holder]) -> bool {
+    fn has(&self, metrics: &Metrics, holders: &[Holder]) -> bool {
+        // Both are the kernel's word.
+        let number = |label| metrics.label(label)?.parse().ok();
+        let (Some(pid), Some(user)) = (number("pid"), number("uid")) else { return false };
         let mut gids = gauge(metrics, "port_gid").map(|(gid, _)| gid).peekable();
         let own: Vec<String> = self.addresses.iter().map(|address| Gid::from(*address).to_string()).collect();
         let is_on_address = gids.peek().is_none() || gids.any(|gid| own.iter().any(|own| own == gid));
-        metrics.label("device") == Some(&self.interface.name) && is_on_address && is_here(pid, holders)
+        metrics.label("device") == Some(&self.interface.name) && is_on_address && is_here(pid, user, holders)
     }
 }
 
-/// Whether a process is in this network namespace: those of others have interfaces of the same names.
-fn is_here(pid: u32, holders: &[Holder]) -> bool {
+/// Whether a process of that user is in this network namespace: those of others have interfaces of the same names. One with
+/// file capabilities hides its namespace and its sockets even from its own user.
+fn is_here(pid: u32, user: u32, holders: &[Holder]) -> bool {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
-    let is_holder = |holder: &Holder| holder.process.as_ref().is_some_and(|process| process.pid == pid);
+    let is_holder =
+        |holder: &Holder| holder.process.as_ref().map_or(holder.user == user, |process| process.pid == pid);
     match (namespace("self"), namespace(&pid.to_string())) {
         (Some(own), Some(other)) => own == other,
         _ => holders.iter().any(is_holder),
     }
 }
 
-/// Whether a socket belongs to the user of the process that it names. Whoever may make files there can write any number.
-fn is_of(socket: &Path, pid: u32) -> bool {
-    let owner = |path: &Path| fs::symlink_metadata(path).map(|metadata| metadata.uid()).ok();
-    owner(socket).is_some_and(|user| owner(Path::new(&format!("/proc/{pid}"))) == Some(user))
+/// The user that a file belongs to.
+fn owner(path: &Path) -> Option<u32> {
+    fs::symlink_metadata(path).map(|metadata| metadata.uid()).ok()
 }
 
 /// A gauge's values with their labels.
@@ -105,17 +109,14 @@ impl Occupants {
         }
         for (path, metrics) in Exported::find().read() {
             match metrics {
-                Ok(metrics) => {
-                    let pid = metrics.label("pid").and_then(|pid| pid.parse().ok());
-                    let is_real = |pid| is_of(&path, pid) && place.has(&metrics, pid, &occupants.holders);
-                    if pid.is_some_and(is_real) {
-                        occupants.contexts.push(metrics);
-                    }
-                }
+                Ok(metrics) if place.has(&metrics, &occupants.holders) => occupants.contexts.push(metrics),
+                Ok(_) => {}
                 Err(error) => {
+                    // Whoever may make files there can write any number.
                     if let Some(pid) = pid_of(&path, &place.interface.name)
-                        && is_of(&path, pid)
-                        && is_here(pid, &occupants.holders)
+                        && let Some(user) = owner(&path)
+                        && owner(Path::new(&format!("/proc/{pid}"))) == Some(user)
+                        && is_here(pid, user, &occupants.holders)
                     {
                         occupants.mute.push(Mute { pid, why: error.to_string() });
                     }

@@ -100,7 +100,7 @@ impl DoctorReport {
             Mode::Active => "active",
             Mode::Passive => "passive",
         };
-        say!("{mode}: {}", self.why)?;
+        say!("{mode}: {}", self.why.replace(ferroce::is_unprintable, "?"))?;
         say!("{:<width$} | result      | what was seen, and the cure", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
             // The other end has a say in it, but none in how a terminal behaves.

@@ -130,11 +130,12 @@ fn a_reader_that_goes_does_not_hide_a_wrong_icrc() {
 fn a_report_never_overwrites_its_capture() {
     let file = TempFile::pcap(ETHERNET, &frames("rc_send.pcap"));
     let before = fs::read(&file.0).unwrap();
-    for command in ["dissect", "replay"] {
+    for (command, by_name) in [("dissect", true), ("replay", true), ("dissect", false), ("replay", false)] {
         let output = Command::new(env!("CARGO_BIN_EXE_ferroce"))
             .arg(command)
             .arg(format!("--json={}", file.0.display()))
-            .arg(&file.0)
+            .arg(if by_name { file.0.as_os_str() } else { "-".as_ref() })
+            .stdin(fs::File::open(&file.0).unwrap())
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
