@@ -5,8 +5,9 @@ use std::time::Duration;
 use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
-use super::plan::{Mode, Plan};
-use super::report::{Latency, Measurement};
+use super::pattern::Origin;
+use super::plan::{Mode, Operation, Plan, Service};
+use super::report::{Counted, Latency, Measurement};
 use crate::failure::Failure;
 
 /// The results of a run until now.
@@ -28,6 +29,8 @@ pub(super) struct Account {
     size: u32,
     pub(super) messages: u64,
     pub(super) lost: u64,
+    /// The receiver has said what is lost of the last lap.
+    pub(super) is_told: bool,
     pub(super) verified: u64,
     pub(super) time: Duration,
     pub(super) latencies: Option<Histogram<u64>>,
@@ -39,11 +42,13 @@ impl Account {
     pub(super) fn new(plan: &Plan, size: u32) -> Result<Account, Failure> {
         let latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
         let (messages, lost, verified) = (0, 0, 0);
-        Ok(Account { size, messages, lost, verified, time: Duration::ZERO, latencies, lap: None })
+        let time = Duration::ZERO;
+        Ok(Account { size, messages, lost, is_told: false, verified, time, latencies, lap: None })
     }
 
     pub(super) fn begin_lap(&mut self, now: Nanos) {
         self.lap = Some(now);
+        self.is_told = false;
     }
 
     /// A lap is over, with so many messages.
@@ -61,12 +66,19 @@ impl Account {
     }
 
     /// What came of it. The server of a latency test times nothing.
-    pub(super) fn measurement(self, plan: &Plan) -> Measurement {
-        let lost = (!plan.is_reliable()).then_some(self.lost);
+    pub(super) fn measurement(self, plan: &Plan, role: Origin, path_mtu: PathMtu) -> Measurement {
+        // The server counts what comes, and each message of a latency test has been answered.
+        let is_known = plan.is_reliable() || self.is_told || role == Origin::Server || plan.mode == Mode::Lat;
+        let counted = match plan.operation {
+            _ if !is_known => Counted::Sent,
+            Operation::Write if plan.service == Service::Uc && self.size > path_mtu.bytes() => Counted::Begun,
+            _ => Counted::Arrived,
+        };
+        let lost = (!plan.is_reliable() && counted != Counted::Sent).then_some(self.lost);
         let timed = self.latencies.filter(|histogram| !histogram.is_empty());
         let latency = timed.map(|histogram| Latency::new(&histogram, plan.echoes()));
         let verified = plan.check.then_some(self.verified);
-        Measurement::new(self.size, self.messages, self.time, verified, lost, latency)
+        Measurement::new(self.size, self.messages, self.time, verified, (counted, lost), latency)
     }
 }
 
