@@ -25,7 +25,7 @@ pub(super) const TO_CHECK: Limits =
 /// Connections that have not said it yet. One more, and the oldest goes.
 const MAX_VISITORS: usize = 64;
 /// Rounds of probes of a check, there and back: on a way that loses packets each is repeated.
-pub(super) const MAX_ROUNDS: u32 = 6;
+pub(super) const MAX_ROUNDS: u32 = 12;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves one client after the other, until it is interrupted; or just one.

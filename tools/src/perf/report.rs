@@ -210,10 +210,13 @@ impl PerfReport {
         if let Some(lost) = sum(|result| result.lost_messages_at_least) {
             say!("{lost} messages lost by their first packet: of a WRITE over UC no other is counted")?;
         }
+        let is_unknown =
+            |result: &Measurement| result.lost_messages.or(result.lost_messages_at_least).is_none();
+        if self.service != Service::Rc && self.results.iter().any(is_unknown) {
+            say!("messages lost: unknown")?;
+        }
         if self.results.iter().any(|result| result.counted == Counted::Sent) {
-            say!(
-                "messages lost: unknown, the receiver's count has not come; messages and rates are of what was sent"
-            )?;
+            say!("messages and rates are of what was sent: the receiver's count has not come")?;
         }
         if self.congestion.is_of_interest() {
             say!("{}", self.congestion)?;

@@ -403,17 +403,17 @@ fn nobody_gets_probes_that_has_not_asked() {
     assert!(refused.contains("comes from 127.0.0.1") && refused.contains("to 127.0.0.3"), "{answer}");
     assert_eq!(receive().len(), 0);
 
-    // Whoever hears it is there; and has had enough after six rounds.
+    // Whoever hears it is there; and has had enough after twelve rounds.
     assert_eq!(client.send_probes(1, 1000), "Challenge");
     let packet = receive().pop().unwrap();
     let token = u64::from_be_bytes(packet[20 + 8..][..8].try_into().unwrap());
     assert_eq!(client.ask(&json!({ "Proof": token })), json!({ "Sent": null }));
     assert_eq!(receive().iter().filter(|packet| packet.len() > 900).count(), 31);
-    for _ in 0..4 {
+    for _ in 0..10 {
         assert_eq!(client.send_probes(1, 1000), json!({ "Sent": null }));
     }
     let answer = client.send_probes(1, 1000);
-    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("6 rounds")), "{answer}");
+    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("12 rounds")), "{answer}");
     let answer = Client::at("127.0.0.1").send_probes(1, 60_000);
     assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes; 64 to 4200")), "{answer}");
     far.interrupt();
