@@ -23,7 +23,7 @@ const GO_ON: u8 = b'+';
 
 /// Characters of a message that is out of place.
 const SHOWN: usize = 80;
-/// How often interrupts are looked for, and what else there is to do is done: a port holds what comes in that time.
+/// How often interrupts are looked for, and packets taken meanwhile: a port holds what comes in that time.
 const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct DoctorControl {

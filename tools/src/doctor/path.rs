@@ -178,7 +178,7 @@ impl Way<'_> {
         if came < sent {
             seen += &match loss * 100.0 {
                 0.0 => ": the others are of a kind that never does".to_owned(),
-                percent => format!(": about {percent:.1} % are lost at random"),
+                percent => format!(": about {percent:.2} % are lost at random"),
             };
             cures.push(
                 "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between, for \
@@ -187,7 +187,7 @@ impl Way<'_> {
         }
         if late > 0 {
             seen += &format!(
-                "; {late} ({:.1} %) come late, behind one that was sent after them",
+                "; {late} ({:.2} %) come late, behind one that was sent after them",
                 late_share * 100.0
             );
             cures.push(
@@ -196,7 +196,7 @@ impl Way<'_> {
             );
         }
         if repeated > 0 {
-            seen += &format!("; {repeated} ({:.1} %) come once more", repeated_share * 100.0);
+            seen += &format!("; {repeated} ({:.2} %) come once more", repeated_share * 100.0);
             cures.push("look for what copies packets: a loop of switches or bridges, a mirror port, a tap that sends");
         }
         if cures.is_empty() {
@@ -413,4 +413,49 @@ impl Way<'_> {
 /// A codepoint's name.
 pub(super) fn ecn_name(traffic_class: u8) -> &'static str {
     ECN[usize::from(traffic_class & 3)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::probe::tests::hello;
+    use super::super::report::CheckVerdict;
+    use super::*;
+
+    /// What is said where all probes come, and of the first so many are late and so many come once more.
+    fn said(late: u8, repeated: u8) -> Check {
+        let (from, to) = (hello("10.0.0.1", false), hello("10.0.0.2", false));
+        let probes = probes(1500, false);
+        let mut seen = Arrivals::default();
+        let sighting = |probe: &Probe| {
+            let headers = Headers::sent(&from, to.address, probe);
+            Sighting { number: probe.number, headers, icrc: None, copies: COPIES, repeated: 0, late: 0 }
+        };
+        let mut sightings: Vec<_> = probes.iter().map(sighting).collect();
+        (sightings[0].late, sightings[0].repeated) = (late, repeated);
+        seen.add(sightings);
+        let way = Way {
+            from: &from,
+            to: &to,
+            probes: &probes,
+            seen: &seen,
+            wanted: None,
+            is_outward: true,
+            refused: None,
+        };
+        way.reachability()
+    }
+
+    #[test]
+    fn many_late_packets_and_copies_fail() {
+        use CheckVerdict::{Failed, Note, Ok};
+        assert_eq!(said(0, 0).result, Ok);
+        // Of 18 probes, 31 times each.
+        for (late, repeated, words) in [(5, 0, "late"), (0, 5, "once more")] {
+            assert_eq!(
+                [said(late, repeated), said(late * 2, repeated * 2)].map(|check| check.result),
+                [Note, Failed]
+            );
+            assert!(said(late, repeated).seen.contains(&format!("5 (0.90 %) come {words}")));
+        }
+    }
 }

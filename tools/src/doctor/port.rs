@@ -159,8 +159,8 @@ impl Port<'_> {
         let nearest = THRESHOLDS.iter().min_by_key(|row| rate.abs_diff(row.gigabits * 1_000_000_000));
         let Thresholds { gigabits, kmin, kmax, pmax } = nearest.unwrap_or(&THRESHOLDS[0]);
         let cure = format!(
-            "see docs/congestion.md; ECN for the class of DSCP {}, to start with Kmin {kmin} KB, Kmax {kmax} KB, Pmax \
-             {pmax} % (published for {gigabits} Gb/s)",
+            "ECN for the class of DSCP {}, to start with Kmin {kmin} KB, Kmax {kmax} KB, Pmax {pmax} % (published for \
+             {gigabits} Gb/s); all that is to be set is in docs/congestion.md",
             self.data_dscp
         );
         let seen = "this port marks nothing: switches do, and do not tell how they are set";

@@ -231,10 +231,10 @@ impl Lookout {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn hello(address: &str, is_socket: bool) -> Hello {
+    pub(in super::super) fn hello(address: &str, is_socket: bool) -> Hello {
         Hello {
             address: address.parse().expect("an address"),
             to: address.parse().expect("an address"),

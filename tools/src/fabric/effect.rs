@@ -133,7 +133,7 @@ impl Effect<'_> {
         if let Some(headroom) = switches.headroom.filter(|headroom| switches.pfc && *headroom < memory.needed)
         {
             notes.push(format!(
-                "frames are dropped in spite of PFC: headroom, {headroom}, is less than what a link needs for what comes after a pause began, {}",
+                "frames may be dropped in spite of PFC: headroom, {headroom}, is less than what a link needs for what comes after a pause began, {}",
                 memory.needed
             ));
         }

@@ -109,7 +109,7 @@ fn what_is_not_as_it_seems_is_noted() {
         ),
         (
             "--headroom 1KB",
-            "note      frames are dropped in spite of PFC: headroom, 1KB, is less than what a link needs",
+            "note      frames may be dropped in spite of PFC: headroom, 1KB, is less than what a link needs",
         ),
         ("--window 1024", "note      the window is 512 packets in effect"),
     ] {
