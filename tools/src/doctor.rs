@@ -36,9 +36,9 @@ use far::MAX_ROUNDS;
 use message::{DoctorMessage, Hello, Probe, Sighting};
 use occupants::{Occupants, Place};
 use path::{Arrivals, Way};
-use probe::Lookout;
+use probe::{COPIES, Lookout};
 use probe_port::{ProbePort, RESOLVE_TIME};
-use report::{Check, DoctorReport, Mode};
+use report::{Check, CheckVerdict, DoctorReport, Mode};
 
 /// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; pause frames, PFC and traffic
 /// classes of the port; and says the cure.
@@ -183,17 +183,23 @@ impl Args {
         let mut checks = vec![gid];
         let Some(source) = source else { return Ok(report(checks)) };
         checks.extend(local::checks(&capabilities, source, to));
-        let resolved = port.driver.resolve_blocking(to, RESOLVE_TIME);
-        let is_reached = resolved.is_ok();
-        checks.push(local::neighbour_check(resolved, to, port.is_socket()));
+        // Over loopback, packets and control connection have different addresses.
+        let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
+        let connect = || tcp::try_connect(host, tcp_port, interrupt);
+        // A socket's next hop is the kernel's, which looks for it as TCP connects.
+        let connected = port.is_socket().then(connect);
+        let next_hop = match connected {
+            Some(_) => local::next_hop(&capabilities.interface, to, interrupt)?,
+            None => local::neighbour_check(port.driver.resolve_blocking(to, RESOLVE_TIME), to),
+        };
+        let is_reached = next_hop.result != CheckVerdict::Failed;
+        checks.push(next_hop);
         checks.extend(port::checks(&capabilities, self.dscp));
         if !is_reached {
             return Ok(report(checks));
         }
         let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
-        // Over loopback, packets and control connection have different addresses.
-        let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
-        let connected = tcp::try_connect(host, tcp_port, interrupt);
+        let connected = connected.unwrap_or_else(connect);
         let tcp_passes = connected.as_ref().map_or_else(|refused| refused.by_peer, |_| true);
         let control = connected.map_err(Failure::from);
         match control.and_then(|stream| DoctorControl::new(stream, LIMITS, interrupt)) {
@@ -343,7 +349,7 @@ fn outward(
         DoctorMessage::Ready => {}
         other => return Err(unexpected(&other)),
     }
-    port.send(own, far.address, probes)?;
+    port.send(own, far.address, probes, COPIES)?;
     match control.ask(&DoctorMessage::Collect)? {
         DoctorMessage::Seen(seen) => Ok(seen),
         other => Err(unexpected(&other)),
@@ -360,14 +366,16 @@ fn inward(
     interrupt: &Interrupt,
 ) -> Result<Result<Vec<Sighting>, Unsent>, Failure> {
     let mut lookout = Lookout::new(far, own.address, port.is_socket(), probes.to_vec());
-    let mut answer = control.ask(&DoctorMessage::Send(probes.to_vec()))?;
+    let mut take = || port.receive(&mut |frame| lookout.frame(frame));
+    let mut answer = control.ask_while(&DoctorMessage::Send(probes.to_vec()), &mut take)?;
     let mut unsent: fn(String) -> Unsent = Unsent::Refused;
     if answer == DoctorMessage::Challenge {
         let token = port.challenge(interrupt)?;
         if token.is_none() {
             unsent = Unsent::Unheard;
         }
-        answer = control.ask(&DoctorMessage::Proof(token))?;
+        let take = || port.receive(&mut |frame| lookout.frame(frame));
+        answer = control.ask_while(&DoctorMessage::Proof(token), take)?;
     }
     match answer {
         DoctorMessage::Sent(None) => {}

@@ -1,6 +1,7 @@
 //! Both ends of a measurement in this process, over the loopback driver.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::OnceLock;
 use std::thread;
 
 use ferroce::driver::loopback;
@@ -28,13 +29,15 @@ pub(crate) fn ports(device: &DeviceSpec, host: Option<&str>) -> Result<Option<[D
 }
 
 /// Runs the server on a thread of its own and the client on this one. Where one fails, the other is
-/// interrupted.
+/// interrupted; where a signal came first, that is what ended both.
 pub(crate) fn run<T>(
     interrupt: &Interrupt,
     server: impl FnOnce() -> Result<(), Failure> + Send,
     client: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let is_signalled = OnceLock::new();
     let ended = |failure| {
+        is_signalled.get_or_init(|| interrupt.is_set());
         interrupt.set();
         failure
     };
@@ -45,6 +48,7 @@ pub(crate) fn run<T>(
         (served, result)
     });
     match (served, result) {
+        _ if is_signalled.get() == Some(&true) => Err(Failure::Interrupted),
         (Ok(()), result) => result,
         (Err(failure), Ok(_)) => Err(failure),
         (Err(server), Err(client)) => Err(of_both(server, client)),
@@ -63,5 +67,25 @@ fn of_both(server: Failure, client: Failure) -> Failure {
             let is_usage = [&server, &client].iter().any(|failure| matches!(failure, Failure::Usage(_)));
             if is_usage { Failure::Usage(text) } else { Failure::Run(text) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_told_from_an_end_that_fails() {
+        let interrupt = Interrupt::default();
+        interrupt.set();
+        let told = || Err(Failure::run("the other end failed: interrupted"));
+        let result = run::<()>(&interrupt, told, || interrupt.check());
+        assert!(matches!(result, Err(Failure::Interrupted)), "{result:?}");
+        let interrupt = Interrupt::default();
+        let interrupted = || loop {
+            interrupt.check()?;
+        };
+        let result = run::<()>(&interrupt, || Err(Failure::run("no memory")), interrupted);
+        assert!(matches!(&result, Err(Failure::Run(why)) if why == "no memory"), "{result:?}");
     }
 }

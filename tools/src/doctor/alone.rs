@@ -122,7 +122,7 @@ fn marks(answer: Option<&CmAnswer>) -> Check {
 fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
     let nat = "a NAT between makes the ICRC wrong, which covers addresses and ports: leave UDP port 4791 out of it (`nft \
                insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
-    let firewall = "a firewall there or between: let UDP port 4791 through (`nft add rule inet filter input udp dport \
+    let firewall = "a firewall there or between: let UDP port 4791 through (`nft insert rule inet filter input udp dport \
                     4791 accept`)";
     let device = format!(
         "does a program with a connection manager run there, or is there a RoCE device for {peer} (`rdma link`) and \
@@ -137,7 +137,7 @@ fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: boo
         // The kernel there has no socket for it, and neither AF_XDP nor a card needs one.
         (_, true) => [device.as_str(), firewall, partition.as_str(), nat].to_vec(),
         // What else passes shows that host and route are well.
-        (true, false) => [partition.as_str(), nat, firewall, device.as_str()].to_vec(),
+        (true, false) => [firewall, device.as_str(), partition.as_str(), nat].to_vec(),
         (false, false) => [host.as_str(), firewall, device.as_str(), partition.as_str(), nat].to_vec(),
     };
     format!("{}; `ferroce doctor -d DEV` there tells one way from the other", causes.join("; then: "))

@@ -15,7 +15,7 @@ use crate::failure::{Failure, OrFail};
 use crate::tcp::{Greeting, check_greeting, read_exact};
 
 /// The protocol and its version.
-const PREAMBLE: &Greeting = b"frcdoct\x01";
+const PREAMBLE: &Greeting = b"frcdoct\x02";
 /// Fits the smallest path MTU there is.
 const PIECE: usize = 200;
 /// The receiver of a piece says so.
@@ -23,8 +23,8 @@ const GO_ON: u8 = b'+';
 
 /// Characters of a message that is out of place.
 const SHOWN: usize = 80;
-/// How often interrupts are looked for.
-const TICK: Duration = Duration::from_millis(50);
+/// How often interrupts are looked for, and packets taken meanwhile: a port holds what comes in that time.
+const TICK: Duration = Duration::from_millis(10);
 
 pub(super) struct DoctorControl {
     stream: TcpStream,
@@ -92,7 +92,14 @@ impl DoctorControl {
 
     /// The next message; `None` once the other end has hung up between two.
     pub(super) fn receive(&mut self) -> Result<Option<DoctorMessage>, Failure> {
-        if !self.has_more()? {
+        self.receive_while(|| Ok(()))
+    }
+
+    fn receive_while(
+        &mut self,
+        meanwhile: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<Option<DoctorMessage>, Failure> {
+        if !self.has_more(meanwhile)? {
             return Ok(None);
         }
         let mut prefix = [0; 4];
@@ -112,11 +119,12 @@ impl DoctorControl {
 
     /// Waits for the next message; only a peek tells an end between two from one within. Without either
     /// in time, the read that follows says so.
-    fn has_more(&mut self) -> Result<bool, Failure> {
+    fn has_more(&mut self, mut meanwhile: impl FnMut() -> Result<(), Failure>) -> Result<bool, Failure> {
         self.stream.set_read_timeout(Some(TICK)).or_fail(|| "control connection".into())?;
         let deadline = Instant::now() + self.patience()?;
         while Instant::now() < deadline {
             self.interrupt.check()?;
+            meanwhile()?;
             match self.stream.peek(&mut [0]) {
                 Ok(length) => return Ok(length > 0),
                 Err(error)
@@ -144,8 +152,18 @@ impl DoctorControl {
 
     /// Sends a message and takes the answer.
     pub(super) fn ask(&mut self, message: &DoctorMessage) -> Result<DoctorMessage, Failure> {
+        self.ask_while(message, || Ok(()))
+    }
+
+    /// As [`ask`](DoctorControl::ask), and does `meanwhile` again and again until the answer comes.
+    pub(super) fn ask_while(
+        &mut self,
+        message: &DoctorMessage,
+        meanwhile: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<DoctorMessage, Failure> {
         self.send(message)?;
-        self.receive()?.ok_or_else(|| Failure::run("the other end hung up in the middle of the check"))
+        self.receive_while(meanwhile)?
+            .ok_or_else(|| Failure::run("the other end hung up in the middle of the check"))
     }
 }
 

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::control::{DoctorControl, Limits, unexpected};
 use super::message::{DoctorMessage, Hello, Probe};
-use super::probe::{CHALLENGE, Lookout};
+use super::probe::{CHALLENGE, CHALLENGE_COPIES, COPIES, Lookout};
 use super::probe_port::ProbePort;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
@@ -150,7 +150,7 @@ fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Res
                     sent = challenge(port, control, &own, asks.address)?;
                     is_there = sent.is_ok();
                 }
-                let sent = sent.and_then(|()| port.send(&own, asks.address, &probes));
+                let sent = sent.and_then(|()| port.send(&own, asks.address, &probes, COPIES));
                 control.send(&DoctorMessage::Sent(sent.err().map(|failure| failure.to_string())))?;
             }
             other => return Err(unexpected(&other)),
@@ -184,7 +184,7 @@ fn challenge(
 ) -> Result<Result<(), Failure>, Failure> {
     let token = random()?;
     let unknown = Hello { token, ..own.clone() };
-    if let Err(failure) = port.send(&unknown, to, &[CHALLENGE]) {
+    if let Err(failure) = port.send(&unknown, to, &[CHALLENGE], CHALLENGE_COPIES) {
         return Ok(Err(failure));
     }
     match control.ask(&DoctorMessage::Challenge)? {
@@ -213,8 +213,8 @@ fn expect(
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let mut lookout = Lookout::new(from, own.address, port.is_socket(), probes);
-    // The port holds more than a check sends; they are taken once the client says that it is done.
-    match control.ask(&DoctorMessage::Ready)? {
+    let take = || port.receive(&mut |frame| lookout.frame(frame));
+    match control.ask_while(&DoctorMessage::Ready, take)? {
         DoctorMessage::Collect => port.collect(&mut lookout, interrupt)?,
         other => return Err(unexpected(&other)),
     }

@@ -1,12 +1,14 @@
 //! What can be told without a packet: interface, GID, route.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
 
-use ferroce::driver::netlink::{Interface, Netlink};
+use ferroce::driver::netlink::{Interface, Neighbour, Netlink};
 use ferroce::driver::{Capabilities, Error};
 use ferroce::{DeviceSpec, Gid, PathMtu};
 
 use super::report::Check;
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
 /// The interface by which the kernel would reach a peer.
@@ -83,7 +85,7 @@ pub(super) fn gid(
     (Some(address), check)
 }
 
-/// Interface, route and next hop, of a device that the kernel knows.
+/// Interface and route of a device that the kernel knows.
 pub(super) fn checks(capabilities: &Capabilities, source: IpAddr, peer: IpAddr) -> Vec<Check> {
     const NAMES: [&str; 2] = ["interface", "route"];
     let found = Netlink::open().and_then(|netlink| {
@@ -155,21 +157,57 @@ fn route_check(netlink: &Netlink, interface: &Interface, source: IpAddr, peer: I
     Check::ok(NAME, way)
 }
 
+const NEXT_HOP: &str = "next hop";
+
 /// Whether somebody answers for the next hop.
-pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr, is_socket: bool) -> Check {
-    const NAME: &str = "next hop";
+pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr) -> Check {
     match resolved {
-        Ok(_) if is_socket => Check::not_checked(NAME, "the kernel resolves it for a socket"),
-        Ok(mac) => Check::ok(NAME, ferroce::MacAddr(mac).to_string()),
-        Err(error @ Error::NoNeighbour { .. }) => Check::failed(
-            NAME,
+        Ok(mac) => Check::ok(NEXT_HOP, ferroce::MacAddr(mac).to_string()),
+        Err(ref error @ Error::NoNeighbour { peer: next_hop, .. }) => Check::failed(
+            NEXT_HOP,
             error.to_string(),
             format!(
-                "see that {peer} is up, in the same VLAN and subnet: `ip neigh show {peer}`, `arping {peer}`"
+                "see that {next_hop} is up, in the same VLAN and subnet: `ip neigh show {next_hop}`, `arping {next_hop}`"
             ),
         ),
-        Err(error) => Check::failed(NAME, error.to_string(), format!("see `ip route get {peer}`")),
+        Err(error) => Check::failed(NEXT_HOP, error.to_string(), format!("see `ip route get {peer}`")),
     }
+}
+
+/// How long the kernel looks for a next hop: three times, a second apart.
+const KERNEL_LOOKS: Duration = Duration::from_millis(3500);
+
+/// What the kernel knows of the next hop, once it has done looking for it; something must have been sent there.
+pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> Result<Check, Failure> {
+    let until = Instant::now() + KERNEL_LOOKS;
+    let known = Netlink::open().and_then(|netlink| {
+        let interface = netlink.interface(interface)?;
+        if interface.owns(peer) {
+            return Ok(None);
+        }
+        let next_hop = netlink.route(&interface, peer)?.gateway.unwrap_or(peer);
+        loop {
+            match netlink.neighbour(&interface, next_hop)? {
+                Neighbour::Incomplete if Instant::now() < until && !interrupt.is_set() => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                neighbour => return Ok(Some((next_hop, neighbour))),
+            }
+        }
+    });
+    interrupt.check()?;
+    Ok(match known {
+        Ok(None) => Check::not_checked(NEXT_HOP, format!("{peer} is this host itself")),
+        Ok(Some((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac)))) => neighbour_check(Ok(mac), peer),
+        Ok(Some((next_hop, Neighbour::Failed))) => {
+            let protocol = if next_hop.is_ipv4() { "ARP" } else { "ND" };
+            let failed = Error::NoNeighbour { peer: next_hop, protocol, interface: interface.to_owned() };
+            neighbour_check(Err(failed), peer)
+        }
+        Ok(Some(_)) => Check::not_checked(NEXT_HOP, "the kernel has not looked for it"),
+        // The route is checked by itself.
+        Err(error) => Check::not_checked(NEXT_HOP, error.to_string()),
+    })
 }
 
 /// What lets packets out that this host's own packet filter holds back.
@@ -194,7 +232,7 @@ pub(super) fn refused_here(source: IpAddr, peer: IpAddr) -> Option<String> {
 /// What a plain UDP packet to port 4791 gets back, if anything.
 pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
     let socket = plain_socket(source, peer)?;
-    socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).ok()?;
+    socket.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
     socket.send(&[0]).ok()?;
     let error = socket.recv(&mut [0; 64]).err()?;
     match error.kind() {

@@ -112,8 +112,12 @@ pub struct Sighting {
     pub headers: Headers,
     /// Why the ICRC is wrong, if it is.
     pub icrc: Option<String>,
-    /// How often it came.
+    /// How many of those that were sent came.
     pub copies: u8,
+    /// How many came once more.
+    pub repeated: u8,
+    /// How many came behind one that was sent after them.
+    pub late: u8,
 }
 
 /// Probes of one check.

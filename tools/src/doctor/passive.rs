@@ -1,10 +1,8 @@
 //! The checks that need no UDP port 4791: what the kernel tells, ICMP, TCP, and the counters of the contexts that are there.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
 
-use ferroce::driver::netlink::{Neighbour, Netlink};
-use ferroce::driver::{Capabilities, Error};
+use ferroce::driver::Capabilities;
 use ferroce::{Metrics, PathMtu};
 
 use super::live::LiveContext;
@@ -43,7 +41,7 @@ pub(super) fn check(
             // Both also let the kernel look for the next hop.
             let (echo, echoes) = echo::check(&capabilities, to, wanted, interrupt)?;
             let far_end = far_end(name, args.tcp_port, interrupt)?;
-            checks.push(next_hop(place, to, interrupt)?);
+            checks.push(local::next_hop(&place.interface.name, to, interrupt)?);
             checks.push(echo);
             let is_known = echoes || live.iter().any(|live| live.has_peer(to));
             checks.push(match far_end.result {
@@ -70,43 +68,6 @@ fn capabilities(place: &Place, occupants: &Occupants) -> Capabilities {
     let interface = &place.interface;
     Capabilities::new(driver, &interface.name, interface.mac, interface.mtu)
         .addresses(place.addresses.clone())
-}
-
-/// How long the kernel looks for a next hop: three times, a second apart.
-const KERNEL_LOOKS: Duration = Duration::from_millis(3500);
-
-/// What the kernel knows of the next hop, once it has done looking for it.
-fn next_hop(place: &Place, peer: IpAddr, interrupt: &Interrupt) -> Result<Check, Failure> {
-    const NAME: &str = "next hop";
-    let interface = &place.interface;
-    if interface.owns(peer) {
-        return Ok(Check::not_checked(NAME, format!("{peer} is this host itself")));
-    }
-    let until = Instant::now() + KERNEL_LOOKS;
-    let known = Netlink::open().and_then(|netlink| {
-        let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
-        loop {
-            match netlink.neighbour(interface, next_hop)? {
-                Neighbour::Incomplete if Instant::now() < until && !interrupt.is_set() => {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                neighbour => return Ok((next_hop, neighbour)),
-            }
-        }
-    });
-    interrupt.check()?;
-    Ok(match known {
-        Ok((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac))) => {
-            local::neighbour_check(Ok(mac), peer, false)
-        }
-        Ok((next_hop, Neighbour::Failed)) => {
-            let protocol = if next_hop.is_ipv4() { "ARP" } else { "ND" };
-            let failed = Error::NoNeighbour { peer: next_hop, protocol, interface: interface.name.clone() };
-            local::neighbour_check(Err(failed), peer, false)
-        }
-        Ok(_) => Check::not_checked(NAME, "the kernel has not looked for it"),
-        Err(error) => local::neighbour_check(Err(error), peer, false),
-    })
 }
 
 /// Where not even ICMP and TCP answer, "not checked" would say too little.
@@ -178,12 +139,9 @@ fn unseen(occupants: &Occupants) -> Vec<Check> {
 
 /// What only packets of UDP port 4791 tell.
 fn unchecked(is_held: bool) -> Check {
-    let why = "whether a packet of each size, DSCP and ECN codepoint gets there and back with a right ICRC: only packets from \
-               UDP port 4791 tell";
+    let why = "each size, DSCP and ECN codepoint, and the ICRC: only packets from UDP port 4791 tell";
     let cure = match is_held {
-        true => {
-            "stop the program that has the port, or check from another address of this host by `-d udp:ADDRESS`, and check again"
-        }
+        true => "check again while the port is free, or from another address of this host: `-d udp:ADDRESS`",
         false => "the same without --passive",
     };
     Check { cure: Some(cure.to_owned()), ..Check::not_checked("each way by itself", why) }

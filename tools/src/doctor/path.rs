@@ -46,7 +46,13 @@ impl Arrivals {
         for new in sightings {
             match self.sightings.iter_mut().find(|old| old.number == new.number) {
                 Some(old) => {
-                    old.copies = old.copies.saturating_add(new.copies);
+                    for (old, new) in [
+                        (&mut old.copies, new.copies),
+                        (&mut old.repeated, new.repeated),
+                        (&mut old.late, new.late),
+                    ] {
+                        *old = old.saturating_add(new);
+                    }
                     old.icrc = old.icrc.take().or(new.icrc);
                 }
                 None => self.sightings.push(new),
@@ -65,10 +71,22 @@ impl Arrivals {
 
     /// The share that is lost of those probes of which some copies have come: by chance, for they are alike.
     pub(super) fn loss(&self) -> f64 {
-        let copies = self.copies();
-        let came: usize = self.sightings.iter().map(|s| usize::from(s.copies).min(copies)).sum();
-        let sent = copies * self.sightings.len();
-        if sent == 0 { 0.0 } else { (sent - came) as f64 / sent as f64 }
+        let came: usize = self.sightings.iter().map(|s| self.came(s)).sum();
+        self.share(self.copies() * self.sightings.len() - came)
+    }
+
+    /// How many copies of a probe have come; who sees them may say what he likes.
+    fn came(&self, sighting: &Sighting) -> usize {
+        usize::from(sighting.copies).min(self.copies())
+    }
+
+    /// Of those that were sent of the probes that have come.
+    fn share(&self, packets: usize) -> f64 {
+        packets as f64 / (self.copies() * self.sightings.len()).max(1) as f64
+    }
+
+    fn count(&self, of: impl Fn(&Sighting) -> u8) -> usize {
+        self.sightings.iter().map(|s| usize::from(of(s))).sum()
     }
 
     /// Whether chance alone may have taken all copies of some probe.
@@ -81,8 +99,8 @@ impl Arrivals {
 
 /// About as many as there are in a direction.
 const MOST_PROBES: f64 = 20.0;
-/// The share of lost packets that RoCE does not live with: go-back-N repeats all that follows each of them, so that a loss of
-/// 2 % can cost nine of ten packets.
+/// The share of lost or late packets that RoCE does not live with: go-back-N repeats all that follows each of them, so that a
+/// loss of 2 % can cost nine of ten packets. A way that is well copies none.
 const TOO_MANY: f64 = 0.01;
 
 /// One direction: what was sent, and what came of it.
@@ -128,13 +146,8 @@ impl Way<'_> {
         let (from, to) = (self.from.address, self.to.address);
         let short = |number: u16| number >= CLASSES;
         let sent = self.probes.iter().filter(|probe| short(probe.number)).count() * self.seen.copies();
-        let came = self
-            .seen
-            .sightings
-            .iter()
-            .filter(|s| short(s.number))
-            .map(|s| usize::from(s.copies))
-            .sum::<usize>();
+        let came =
+            self.seen.sightings.iter().filter(|s| short(s.number)).map(|s| self.seen.came(s)).sum::<usize>();
         if let Some(why) = &self.refused {
             return Check::failed(name, format!("of {sent} packets to {to} none arrives: {why}"), OWN_FILTER);
         }
@@ -143,7 +156,7 @@ impl Way<'_> {
                 name,
                 format!("of {sent} packets from {from} to {to}, none arrives"),
                 format!(
-                    "let UDP port 4791 through in firewalls and routers on the way (`nft add rule inet filter \
+                    "let UDP port 4791 through in firewalls and routers on the way (`nft insert rule inet filter \
                      forward udp dport 4791 accept`, `iptables -I FORWARD -p udp --dport 4791 -j ACCEPT`; INPUT at \
                      {to} itself), and see `ip route get {to}`"
                 ),
@@ -157,18 +170,41 @@ impl Way<'_> {
             (Some(least), Some(most)) => format!("{least} to {most} routers between"),
             _ => String::new(),
         };
-        let seen = format!("{came} of {sent} packets arrive, {routers}");
+        let mut seen = format!("{came} of {sent} packets arrive, {routers}");
+        let (loss, late, repeated) =
+            (self.seen.loss(), self.seen.count(|s| s.late), self.seen.count(|s| s.repeated));
+        let [late_share, repeated_share] = [late, repeated].map(|packets| self.seen.share(packets));
+        let mut cures = Vec::new();
         if came < sent {
-            let verdict = if self.seen.loss() > TOO_MANY { Check::failed } else { Check::note };
-            let seen = match self.seen.loss() * 100.0 {
-                0.0 => format!("{seen}: the others are of a kind that never does"),
-                percent => format!("{seen}: about {percent:.1} % are lost at random"),
+            seen += &match loss * 100.0 {
+                0.0 => ": the others are of a kind that never does".to_owned(),
+                percent => format!(": about {percent:.2} % are lost at random"),
             };
-            let drops = "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between, for \
-                         rules that limit or drop UDP port 4791, and for faulty links";
-            return verdict(name, seen, drops.to_owned());
+            cures.push(
+                "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between, for \
+                 rules that limit or drop UDP port 4791, and for faulty links",
+            );
         }
-        Check::ok(name, seen)
+        if late > 0 {
+            seen += &format!(
+                "; {late} ({:.2} %) come late, behind one that was sent after them",
+                late_share * 100.0
+            );
+            cures.push(
+                "one flow must keep to one link: LAG and ECMP by a hash of the flow and not by packet, no router or \
+                 host on the way that spreads it over several queues",
+            );
+        }
+        if repeated > 0 {
+            seen += &format!("; {repeated} ({:.2} %) come once more", repeated_share * 100.0);
+            cures.push("look for what copies packets: a loop of switches or bridges, a mirror port, a tap that sends");
+        }
+        if cures.is_empty() {
+            return Check::ok(name, seen);
+        }
+        let is_too_many = [loss, late_share, repeated_share].into_iter().any(|share| share > TOO_MANY);
+        let verdict = if is_too_many { Check::failed } else { Check::note };
+        verdict(name, seen, cures.join("; "))
     }
 
     fn icrc(&self) -> Check {
@@ -377,4 +413,49 @@ impl Way<'_> {
 /// A codepoint's name.
 pub(super) fn ecn_name(traffic_class: u8) -> &'static str {
     ECN[usize::from(traffic_class & 3)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::probe::tests::hello;
+    use super::super::report::CheckVerdict;
+    use super::*;
+
+    /// What is said where all probes come, and of the first so many are late and so many come once more.
+    fn said(late: u8, repeated: u8) -> Check {
+        let (from, to) = (hello("10.0.0.1", false), hello("10.0.0.2", false));
+        let probes = probes(1500, false);
+        let mut seen = Arrivals::default();
+        let sighting = |probe: &Probe| {
+            let headers = Headers::sent(&from, to.address, probe);
+            Sighting { number: probe.number, headers, icrc: None, copies: COPIES, repeated: 0, late: 0 }
+        };
+        let mut sightings: Vec<_> = probes.iter().map(sighting).collect();
+        (sightings[0].late, sightings[0].repeated) = (late, repeated);
+        seen.add(sightings);
+        let way = Way {
+            from: &from,
+            to: &to,
+            probes: &probes,
+            seen: &seen,
+            wanted: None,
+            is_outward: true,
+            refused: None,
+        };
+        way.reachability()
+    }
+
+    #[test]
+    fn many_late_packets_and_copies_fail() {
+        use CheckVerdict::{Failed, Note, Ok};
+        assert_eq!(said(0, 0).result, Ok);
+        // Of 18 probes, 31 times each.
+        for (late, repeated, words) in [(5, 0, "late"), (0, 5, "once more")] {
+            assert_eq!(
+                [said(late, repeated), said(late * 2, repeated * 2)].map(|check| check.result),
+                [Note, Failed]
+            );
+            assert!(said(late, repeated).seen.contains(&format!("5 (0.90 %) come {words}")));
+        }
+    }
 }

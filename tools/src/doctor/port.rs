@@ -119,11 +119,8 @@ impl Port<'_> {
         const NAME: &str = "traffic classes";
         let Port { name, driver, data_dscp, .. } = self;
         let Some(dcb) = &self.dcb else {
-            let cure = format!(
-                "if the port has classes, the tool of its vendor sets them (`mlnx_qos -i {name} --trust dscp`): DSCP \
-                 {data_dscp} and {} in two of them, the latter strict; see docs/congestion.md",
-                cnp_dscp()
-            );
+            let cure =
+                format!("if the port has classes: `mlnx_qos -i {name} --trust dscp`, see docs/congestion.md");
             return Check { cure: Some(cure), ..self.untold(NAME) };
         };
         let (data, cnp) = (DscpClass::new(dcb, *data_dscp), DscpClass::new(dcb, cnp_dscp()));
@@ -162,11 +159,9 @@ impl Port<'_> {
         let nearest = THRESHOLDS.iter().min_by_key(|row| rate.abs_diff(row.gigabits * 1_000_000_000));
         let Thresholds { gigabits, kmin, kmax, pmax } = nearest.unwrap_or(&THRESHOLDS[0]);
         let cure = format!(
-            "at each port of each switch: trust DSCP; ECN for the class of DSCP {}, to start with Kmin {kmin} KB, Kmax \
-             {kmax} KB, Pmax {pmax} % (published for {gigabits} Gb/s); strict priority without ECN for DSCP {}; \
-             PFC for the class of the data at both ends of the link or at none; see docs/congestion.md",
-            self.data_dscp,
-            cnp_dscp()
+            "ECN for the class of DSCP {}, to start with Kmin {kmin} KB, Kmax {kmax} KB, Pmax {pmax} % (published for \
+             {gigabits} Gb/s); all that is to be set is in docs/congestion.md",
+            self.data_dscp
         );
         let seen = "this port marks nothing: switches do, and do not tell how they are set";
         Check { cure: Some(cure), ..Check::not_checked("switch", seen) }
@@ -312,7 +307,7 @@ mod tests {
             says(check.clone(), NotChecked, &["the kernel's driver of 'eth0' does not tell"]);
         }
         let switch = switch.clone();
-        says(switch, NotChecked, &["DSCP 26", "Kmin 400 KB, Kmax 1600 KB, Pmax 20 %", "for DSCP 48"]);
+        says(switch, NotChecked, &["DSCP 26", "Kmin 400 KB, Kmax 1600 KB, Pmax 20 %"]);
         assert_eq!(port(None, Some(Dcb::default()), 0).pfc().result, NotChecked);
     }
 

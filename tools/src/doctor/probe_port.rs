@@ -8,14 +8,15 @@ use ferroce::{Clock, MacAddr, PKey};
 
 use super::far::MAX_ROUNDS;
 use super::message::{Hello, Probe};
-use super::probe::{self, COPIES, Lookout};
+use super::probe::{self, Lookout};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
 /// How long a neighbour has to answer ARP or neighbour discovery; the kernel gives it up after 3 s.
 pub(super) const RESOLVE_TIME: Duration = Duration::from_secs(5);
-/// Between two probes, so that no queue on the way overflows and no kernel puts two into one.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Probes leave in pairs, which show whether the second overtakes the first, and with a pause behind each, so that no queue on
+/// the way overflows.
+const PAUSE: Duration = Duration::from_millis(2);
 /// Bursts that are taken at a time.
 const MAX_BURSTS: usize = 256;
 /// How long probes may be under way.
@@ -60,18 +61,25 @@ impl ProbePort {
         }
     }
 
-    /// Sends probes from one of the port's addresses, each several times, and takes what comes meanwhile.
-    pub(super) fn send(&mut self, from: &Hello, to: IpAddr, probes: &[Probe]) -> Result<(), Failure> {
+    /// Sends probes from one of the port's addresses, each so many times, and takes what comes meanwhile.
+    pub(super) fn send(
+        &mut self,
+        from: &Hello,
+        to: IpAddr,
+        probes: &[Probe],
+        copies: u8,
+    ) -> Result<(), Failure> {
         let capabilities = self.driver.capabilities();
         let (own, mtu) = (MacAddr(capabilities.mac), capabilities.mtu);
         let macs = [own, MacAddr(self.driver.resolve_blocking(to, RESOLVE_TIME)?)];
-        for _ in 0..COPIES {
-            for probe in probes.iter().filter(|probe| probe.length <= mtu) {
-                let mut next = Some(probe);
-                let mut source =
-                    |buffer: &mut [u8]| next.take().and_then(|p| probe::write(buffer, from, to, macs, p));
-                self.driver.tx_burst(self.clock.now(), &mut source)?;
-                self.receive(&mut |_| {})?;
+        let all = (0..copies).flat_map(|_| probes).filter(|probe| probe.length <= mtu);
+        for (place, probe) in (0..).zip(all) {
+            let mut next = Some(probe);
+            let mut source =
+                |buffer: &mut [u8]| next.take().and_then(|p| probe::write(buffer, from, to, macs, p, place));
+            self.driver.tx_burst(self.clock.now(), &mut source)?;
+            self.receive(&mut |_| {})?;
+            if place % 2 == 1 {
                 std::thread::sleep(PAUSE);
             }
         }

@@ -19,13 +19,13 @@ pub(super) struct Symptom {
 enum Severity {
     /// Work fails, or will.
     Fails,
-    /// More than one of a hundred packets is sent again.
+    /// More than one of a hundred packets is sent again, or comes out of sequence or twice.
     FailsAboveShare,
     /// It costs time or is somebody else's fault.
     Note,
 }
 
-/// The share of packets sent again that go-back-N does not live with, in percent.
+/// The share of such packets that go-back-N does not live with, in percent. On a way that is well there are none.
 const SHARE: u64 = 1;
 
 /// The likeliest first, for one leads to others.
@@ -64,8 +64,10 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
             "duplicate_request",
         ],
         what: "packets are lost, late or out of order",
-        cure: "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between; PFC and ECN are in \
-               docs/congestion.md; timeouts alone are a peer that does not poll, or an ACK timeout that is too short",
+        cure: "over 1 % of a second's packets fail the check: see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of \
+               the switches between, and links that carry one flow in parts (LAG or ECMP by packet, not by a hash of the flow); \
+               PFC and ECN are in docs/congestion.md; timeouts alone are a peer that does not poll, or an ACK timeout that is too \
+               short",
         severity: Severity::FailsAboveShare,
     },
     Symptom {
@@ -163,8 +165,12 @@ impl Symptom {
             Severity::Fails => grows,
             Severity::FailsAboveShare => {
                 let lately = |counter: Counter| live.count(counter.name()).lately;
-                lately(Counter::RetransmittedPkts).saturating_mul(100)
-                    > lately(Counter::SentPkts).saturating_mul(SHARE)
+                let is_above =
+                    |part: u64, whole| part.saturating_mul(100) > lately(whole).saturating_mul(SHARE);
+                // The sender sees the first, the receiver the others.
+                is_above(lately(Counter::RetransmittedPkts), Counter::SentPkts)
+                    || is_above(lately(Counter::OutOfSequence), Counter::RcvdPkts)
+                    || is_above(lately(Counter::DuplicateRequest), Counter::RcvdPkts)
             }
             Severity::Note => false,
         };
@@ -221,6 +227,19 @@ mod tests {
         let traffic = [("rcvd_pkts", 0, 1000), ("sent_pkts", 0, 1000)];
         let again = |again| found(&[&traffic[..], &[("retransmitted_pkts", 0, again)]].concat())[0].1;
         assert_eq!([again(10), again(11)], [Note, Failed]);
+    }
+
+    #[test]
+    fn a_receiver_sees_what_is_lost_or_comes_twice() {
+        use CheckVerdict::{Failed, Note};
+        let traffic = [("rcvd_pkts", 0, 42_136), ("sent_pkts", 0, 1000)];
+        let said = |counter, count| found(&[&traffic[..], &[(counter, 0, count)]].concat()).remove(0);
+        for counter in ["out_of_sequence", "duplicate_request"] {
+            assert_eq!([421, 422, 38_752].map(|count| said(counter, count).1), [Note, Failed, Failed]);
+        }
+        // It is judged by what comes now.
+        let past = [("rcvd_pkts", 0, 1000), ("out_of_sequence", 900, 900)];
+        assert_eq!(found(&past)[0].1, Note);
     }
 
     #[test]

@@ -122,6 +122,21 @@ impl Effect<'_> {
                 ));
             }
         }
+        if let (true, true, true, Some(kmin), Some(xoff)) =
+            (switches.pfc, switches.ecn, self.is_controlled(), switches.kmin, switches.xoff)
+            && xoff < kmin
+        {
+            notes.push(format!(
+                "ports pause before queues are marked: xoff, {xoff} of one port, is less than Kmin, {kmin}; ECN is to come first"
+            ));
+        }
+        if let Some(headroom) = switches.headroom.filter(|headroom| switches.pfc && *headroom < memory.needed)
+        {
+            notes.push(format!(
+                "frames may be dropped in spite of PFC: headroom, {headroom}, is less than what a link needs for what comes after a pause began, {}",
+                memory.needed
+            ));
+        }
         // As options they are refused; a file may have them all the same.
         for (setting, is_in_file) in [
             ("uplink-rate", links.uplink_rate.is_some()),

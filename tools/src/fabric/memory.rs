@@ -16,6 +16,8 @@ pub(crate) struct Memory {
     ports: u64,
     /// Headroom of its ports for the class of the data: the least, the most, and of all of them; nothing without PFC.
     headroom: (u64, u64, u64),
+    /// The headroom that its links need, so that nothing is dropped after a pause; of the one that needs most.
+    pub(crate) needed: Bytes,
     /// What can wait at one of its ports at most.
     pub(crate) queue: Bytes,
     /// What all hosts may have unacknowledged together.
@@ -63,6 +65,12 @@ impl Memory {
             };
             most = most.max((ports, of_ports));
         }
+        let mut topology = plan.topology.clone();
+        topology.switches.iter_mut().for_each(|switch| switch.buffer.headroom = None);
+        let built = topology.build(plan.seed, plan.fabric)?;
+        let is_of_switch = |port| matches!(built.fabric.owner(port), (Node::Switch(_), _));
+        let ports = built.fabric.ports().filter(|port| is_of_switch(*port));
+        let needed = ports.map(|port| built.fabric.headroom(port, 0).1).max().unwrap_or(0);
         let transport = &plan.transport;
         let window = u64::from(transport.window) * u64::from(transport.path_mtu.bytes());
         let posted = u64::from(PIECE) * u64::from(PIECES);
@@ -71,6 +79,7 @@ impl Memory {
         Ok(Memory {
             ports: most.0,
             headroom: most.1,
+            needed: Bytes(needed),
             queue: whole_kilobytes(queue),
             under_way: whole_kilobytes(of_flow * plan.flows.len() as u64),
             window: Bytes(window),

@@ -69,7 +69,7 @@ fn measure_all(
             account.cut_lap(session.completed(), session.end.now());
         }
         if result.is_ok() || account.messages > 0 {
-            measured.results.push(account.measurement(&session.plan));
+            measured.results.push(account.measurement(&session.plan, session.role, measured.path_mtu));
         }
         result?;
         session.control.send(&PerfMessage::Close)?;
@@ -121,6 +121,7 @@ fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) 
             account.lost += if plan.is_counted() { session.await_messages(&tally.sent, true)? } else { 0 };
             account.messages += tally.sent.iter().sum::<u64>();
         }
+        account.is_told = true;
         // The end that took longer counts.
         account.time += Duration::from_nanos(tally.nanoseconds).saturating_sub(took);
         let arrived =

@@ -74,7 +74,7 @@ pub(super) fn measure(
             account.cut_lap(session.completed(), session.end.now());
         }
         if result.is_ok() || account.messages > 0 {
-            measured.results.push(account.measurement(&session.plan));
+            measured.results.push(account.measurement(&session.plan, session.role, measured.path_mtu));
         }
         result?;
         connection.end_size(session, sizes)?;

@@ -304,10 +304,10 @@ pub fn shares(messages: u64, qps: u32) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn plan(qps: u32, check: bool) -> Plan {
+    pub(in super::super) fn plan(qps: u32, check: bool) -> Plan {
         Plan {
             operation: Operation::Write,
             mode: Mode::Bw,

@@ -51,9 +51,25 @@ pub(super) struct Measurement {
     messages_per_second: f64,
     /// Bytes that were compared with what they must be; null without --check.
     verified_bytes: Option<u64>,
-    /// Messages that have not come, beside those that have; null where none can be lost.
+    /// What messages, bytes and rates are of.
+    counted: Counted,
+    /// Messages that have not come, beside those that have; null where none can be lost, and where the number is unknown.
     lost_messages: Option<u64>,
+    /// Where they are not all known: those whose first packet has not come.
+    lost_messages_at_least: Option<u64>,
     pub(super) latency: Option<Latency>,
+}
+
+/// What is known of messages that have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Counted {
+    /// They have come.
+    Arrived,
+    /// Their first packet has: nothing tells of the others of a WRITE over UC.
+    Begun,
+    /// They have left: the receiver's count has not come.
+    Sent,
 }
 
 /// In microseconds.
@@ -96,10 +112,10 @@ impl Measurement {
         messages: u64,
         time: Duration,
         verified_bytes: Option<u64>,
-        lost_messages: Option<u64>,
+        (counted, lost): (Counted, Option<u64>),
         latency: Option<Latency>,
     ) -> Measurement {
-        let messages = messages.saturating_sub(lost_messages.unwrap_or(0));
+        let messages = messages.saturating_sub(lost.unwrap_or(0));
         let bytes = messages * u64::from(size);
         // A run of nothing takes no time.
         let seconds = time.as_secs_f64().max(1e-9);
@@ -111,7 +127,9 @@ impl Measurement {
             gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
             messages_per_second: messages as f64 / seconds,
             verified_bytes,
-            lost_messages,
+            counted,
+            lost_messages: lost.filter(|_| counted == Counted::Arrived),
+            lost_messages_at_least: lost.filter(|_| counted == Counted::Begun),
             latency,
         }
     }
@@ -184,9 +202,21 @@ impl PerfReport {
         if let Some(verified) = verified {
             say!("{verified} bytes compared, all right")?;
         }
-        let lost = self.results.iter().filter_map(|result| result.lost_messages).reduce(|a, b| a + b);
-        if let Some(lost) = lost {
+        let sum =
+            |of: fn(&Measurement) -> Option<u64>| self.results.iter().filter_map(of).reduce(|a, b| a + b);
+        if let Some(lost) = sum(|result| result.lost_messages) {
             say!("{lost} messages lost")?;
+        }
+        if let Some(lost) = sum(|result| result.lost_messages_at_least) {
+            say!("{lost} messages lost by their first packet: of a WRITE over UC no other is counted")?;
+        }
+        let is_unknown =
+            |result: &Measurement| result.lost_messages.or(result.lost_messages_at_least).is_none();
+        if self.service != Service::Rc && self.results.iter().any(is_unknown) {
+            say!("messages lost: unknown")?;
+        }
+        if self.results.iter().any(|result| result.counted == Counted::Sent) {
+            say!("messages and rates are of what was sent: the receiver's count has not come")?;
         }
         if self.congestion.is_of_interest() {
             say!("{}", self.congestion)?;

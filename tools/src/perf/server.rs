@@ -96,7 +96,9 @@ fn serve_size(
     let result = serve_laps(session, offer.size, &mut account);
     if result.is_err() {
         account.cut_lap(session.arrived(), session.end.now());
-        measured.results.extend((account.messages > 0).then(|| account.measurement(&session.plan)));
+        let has_some = account.messages > 0;
+        let measurement = || account.measurement(&session.plan, session.role, measured.path_mtu);
+        measured.results.extend(has_some.then(measurement));
     }
     result?;
     session.settle()?;

@@ -103,6 +103,14 @@ fn what_is_not_as_it_seems_is_noted() {
             "--buffer 300KB",
             "note      nothing is marked: Kmin, 400KB, is not less than what a port can queue, ",
         ),
+        (
+            "--xoff 100KB",
+            "note      ports pause before queues are marked: xoff, 100KB of one port, is less than Kmin, 400KB",
+        ),
+        (
+            "--headroom 1KB",
+            "note      frames may be dropped in spite of PFC: headroom, 1KB, is less than what a link needs",
+        ),
         ("--window 1024", "note      the window is 512 packets in effect"),
     ] {
         let outcome = fabric(&format!("{small} {options}"));
