@@ -1,6 +1,6 @@
 //! Packets with known contents, and what is left of them where they arrive.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ferroce::wire::{
@@ -150,6 +150,8 @@ pub(super) struct Lookout {
     seen: Vec<Sighting>,
     /// The places of those that have come.
     places: BTreeSet<u16>,
+    /// The last place of each DSCP: switches may carry one class past another.
+    last: BTreeMap<u8, u16>,
     diagnosis: Diagnosis,
     identifications: Identifications,
 }
@@ -165,6 +167,7 @@ impl Lookout {
             probes,
             seen: Vec::new(),
             places: BTreeSet::new(),
+            last: BTreeMap::new(),
             diagnosis,
             identifications: Identifications::default(),
         }
@@ -176,7 +179,9 @@ impl Lookout {
         let Ok(packet) = decoded else { return };
         let Some((probe, place)) = self.probe(&packet) else { return };
         let Probe { number, .. } = probe;
-        let is_late = self.places.last().is_some_and(|last| place < *last);
+        let last = self.last.entry(probe.traffic_class >> 2).or_insert(place);
+        let is_late = place < *last;
+        *last = place.max(*last);
         let is_new = self.places.insert(place);
         if let Some(sighting) = self.seen.iter_mut().find(|sighting| sighting.number == number) {
             let count = match (is_new, is_late) {
@@ -288,17 +293,25 @@ pub(super) mod tests {
         let from = hello("10.0.0.1", false);
         let to = "10.0.0.2".parse().expect("an address");
         let other = Probe { number: 8, ..PROBE };
-        let mut lookout = Lookout::new(&from, to, false, vec![PROBE, other]);
+        let of_another_class = Probe { number: 9, traffic_class: PROBE.traffic_class ^ 0x20, ..PROBE };
+        let mut lookout = Lookout::new(&from, to, false, vec![PROBE, other, of_another_class]);
         // The second place is lost, the third comes twice, the fourth behind the fifth.
-        for (probe, place) in
-            [(PROBE, 0), (PROBE, 2), (PROBE, 2), (PROBE, 4), (other, 3), (other, 5), (other, 5)]
-        {
+        for (probe, place) in [
+            (PROBE, 0),
+            (PROBE, 2),
+            (PROBE, 2),
+            (PROBE, 4),
+            (other, 3),
+            (other, 6),
+            (other, 6),
+            (of_another_class, 5),
+        ] {
             let mut frame = [0; 1200];
             let len = write(&mut frame, &from, to, [MacAddr([2; 6]); 2], &probe, place).expect("room");
             lookout.frame(&frame[..len]);
         }
         let counts = lookout.into_seen().into_iter().map(|s| [s.copies, s.repeated, s.late]);
-        assert_eq!(counts.collect::<Vec<_>>(), [[3, 1, 0], [2, 1, 1]]);
+        assert_eq!(counts.collect::<Vec<_>>(), [[3, 1, 0], [2, 1, 1], [1, 0, 0]]);
     }
 
     #[test]
