@@ -35,6 +35,13 @@ pub(super) struct Messages {
 }
 
 impl Message {
+    /// A datagram.
+    pub(super) fn datagram(event: &Event) -> Message {
+        let Event { psn, packet, .. } = event;
+        let packets = vec![Some(Rc::clone(packet))];
+        Message { first: *psn, last: *psn, at: packet.at, packets, frame: packet.frame }
+    }
+
     fn head(&self) -> Option<&Rc<Seen>> {
         self.packets.first()?.as_ref()
     }
@@ -126,6 +133,11 @@ impl Messages {
 
     /// The messages that an end of a conversation sent among these packets.
     pub(super) fn among(conversation: &Conversation, events: &[Event], end: usize) -> Messages {
+        if conversation.service == Service::Ud {
+            // As they came: nobody holds them to the order of their PSNs, and a sender need not number them.
+            let sent = events.iter().filter(|e| e.from == end && !e.copy && e.packet.is_whole_request());
+            return Messages { list: sent.map(Message::datagram).collect(), ..Messages::default() };
+        }
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
         // Responses that begin in the middle are to a READ that began before.
         let mut begun: BTreeMap<i64, bool> = BTreeMap::new();
