@@ -1,6 +1,6 @@
 //! What an application posted, told from the packets that it led to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use ferroce::wire::{Operation, Position, Service};
@@ -139,11 +139,12 @@ impl Messages {
             return Messages { list: sent.map(Message::datagram).collect(), ..Messages::default() };
         }
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
-        // Responses that begin in the middle are to a READ that began before.
-        let mut begun: BTreeMap<i64, bool> = BTreeMap::new();
+        // PSNs of responses that go on: the READ began before them.
+        let mut continued = HashSet::new();
         for event in events.iter().filter(|event| event.packet.icrc_is_right) {
-            if event.from != end && event.packet.opcode.operation() == Operation::ReadResponse {
-                *begun.entry(event.psn).or_default() |= event.packet.starts();
+            let is_answer = event.from != end && event.packet.opcode.operation() == Operation::ReadResponse;
+            if is_answer && !event.packet.starts() {
+                continued.insert(event.psn);
             }
             if event.from == end && event.packet.is_request() {
                 firsts.entry(event.psn).or_insert_with(|| Rc::clone(&event.packet));
@@ -157,7 +158,7 @@ impl Messages {
                 continue; // a READ, taken up again
             }
             let is_resumed = packet.opcode.operation() == Operation::ReadRequest
-                && begun.get(psn) == Some(&false)
+                && continued.contains(psn)
                 && next != Some(*psn);
             if let Some(missing) = next.filter(|next| psn > next && conversation.service == Service::Rc) {
                 // What is between was not recorded.
