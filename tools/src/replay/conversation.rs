@@ -157,6 +157,13 @@ impl Conversation {
                     back.and_then(|back| by_flow.remove(&back));
                 }
             }
+            if packet.is_manufacturers() {
+                let flow = (packet.network.source, packet.network.destination, to, service);
+                if let Some(index) = by_flow.get(&flow) {
+                    found[*index].foreign.get_or_insert((packet.frame, packet.opcode.byte()));
+                }
+                continue;
+            }
             let index = match (service, packet.extensions.deth) {
                 _ if to == Qpn::GSI => continue,
                 (Service::Ud, Some(deth)) => {
