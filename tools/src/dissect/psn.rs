@@ -8,6 +8,7 @@ use serde::Serialize;
 /// One direction's requests, or responses, of a queue pair.
 #[derive(Default, Serialize)]
 pub(super) struct PsnTracker {
+    /// The lowest, and the newest.
     first_psn: Option<u32>,
     last_psn: Option<u32>,
     /// How often the next PSN was not the one that was due.
@@ -70,7 +71,7 @@ impl PsnTracker {
     /// Takes note of a packet. `resync` if any later PSN is as good as the next one, as for the
     /// first response to a READ.
     pub(super) fn observe(&mut self, psn: Psn, span: Span, resync: bool) {
-        self.first_psn.get_or_insert(psn.value());
+        let lowest = Psn::new(*self.first_psn.get_or_insert(psn.value()));
         let Some(last) = self.last else {
             self.advance(psn, span);
             return;
@@ -80,6 +81,15 @@ impl PsnTracker {
         if distance <= 0 {
             if self.fill(psn, span) {
                 self.late += 1;
+            } else if psn.distance(lowest) < 0 {
+                // From before the capture.
+                self.late += 1;
+                self.first_psn = Some(psn.value());
+                let behind = psn + span.max();
+                match lowest.distance(behind) {
+                    skipped @ 1.. if !resync => self.miss(behind, skipped as u32, VecDeque::push_front),
+                    _ => {}
+                }
             } else {
                 self.duplicates += 1;
             }
@@ -90,17 +100,22 @@ impl PsnTracker {
             let skipped = (distance as u32).saturating_sub(due);
             if skipped > 0 && !resync {
                 self.gaps += 1;
-                self.missing += u64::from(skipped);
-                if self.holes.len() == MAX_HOLES {
-                    self.holes.pop_front();
-                }
-                self.holes.push_back((last.psn + due, skipped));
+                self.miss(last.psn + due, skipped, VecDeque::push_back);
             }
             self.advance(psn, span);
         }
     }
 
-    /// The first PSN that came and the newest.
+    /// Takes note of PSNs that have not come.
+    fn miss(&mut self, first: Psn, count: u32, keep: fn(&mut VecDeque<(Psn, u32)>, (Psn, u32))) {
+        self.missing += u64::from(count);
+        if self.holes.len() == MAX_HOLES {
+            self.holes.pop_front();
+        }
+        keep(&mut self.holes, (first, count));
+    }
+
+    /// The lowest PSN that came and the newest.
     pub(super) fn range(&self) -> Option<(u32, u32)> {
         self.first_psn.zip(self.last_psn)
     }
@@ -157,6 +172,16 @@ mod tests {
         let t = track(&[5, 8, 5, 6, 7, 8, 9]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (1, 0, 2, 2));
         assert_eq!((t.first_psn, t.last_psn), (Some(5), Some(9)));
+    }
+
+    /// A capture that begins while packets are sent again has some of before it later.
+    #[test]
+    fn what_is_from_before_the_first_is_no_duplicate() {
+        let t = track(&[8, 9, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 0, 4, 2));
+        assert_eq!((t.first_psn, t.last_psn), (Some(4), Some(10)));
+        let t = track(&[1, 2, 0xff_fffe, 0, 1]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 1, 2, 1));
     }
 
     #[test]
