@@ -21,6 +21,9 @@ pub(super) struct PsnTracker {
     pub(super) duplicates: u64,
     #[serde(skip)]
     last: Option<Last>,
+    /// From the lowest PSN to the newest, without wraps.
+    #[serde(skip)]
+    range: i64,
     /// PSNs that have not come, as first and count; oldest first.
     #[serde(skip)]
     holes: VecDeque<(Psn, u32)>,
@@ -71,7 +74,7 @@ impl PsnTracker {
     /// Takes note of a packet. `resync` if any later PSN is as good as the next one, as for the
     /// first response to a READ.
     pub(super) fn observe(&mut self, psn: Psn, span: Span, resync: bool) {
-        let lowest = Psn::new(*self.first_psn.get_or_insert(psn.value()));
+        self.first_psn.get_or_insert(psn.value());
         let Some(last) = self.last else {
             self.advance(psn, span);
             return;
@@ -81,15 +84,16 @@ impl PsnTracker {
         if distance <= 0 {
             if self.fill(psn, span) {
                 self.late += 1;
-            } else if psn.distance(lowest) < 0 {
+            } else if self.range + i64::from(distance) < 0 {
                 // From before the capture.
                 self.late += 1;
-                self.first_psn = Some(psn.value());
-                let behind = psn + span.max();
-                match lowest.distance(behind) {
-                    skipped @ 1.. if !resync => self.miss(behind, skipped as u32, VecDeque::push_front),
-                    _ => {}
+                let skipped = -(self.range + i64::from(distance)) - i64::from(span.max());
+                if skipped > 0 && !resync {
+                    self.miss(skipped as u32);
+                    self.holes.push_front((psn + span.max(), skipped as u32));
                 }
+                self.range = -i64::from(distance);
+                self.first_psn = Some(psn.value());
             } else {
                 self.duplicates += 1;
             }
@@ -100,19 +104,20 @@ impl PsnTracker {
             let skipped = (distance as u32).saturating_sub(due);
             if skipped > 0 && !resync {
                 self.gaps += 1;
-                self.miss(last.psn + due, skipped, VecDeque::push_back);
+                self.miss(skipped);
+                self.holes.push_back((last.psn + due, skipped));
             }
+            self.range += i64::from(distance);
             self.advance(psn, span);
         }
     }
 
-    /// Takes note of PSNs that have not come.
-    fn miss(&mut self, first: Psn, count: u32, keep: fn(&mut VecDeque<(Psn, u32)>, (Psn, u32))) {
+    /// Counts PSNs that have not come, and makes room for their hole.
+    fn miss(&mut self, count: u32) {
         self.missing += u64::from(count);
         if self.holes.len() == MAX_HOLES {
             self.holes.pop_front();
         }
-        keep(&mut self.holes, (first, count));
     }
 
     /// The lowest PSN that came and the newest.
@@ -182,6 +187,12 @@ mod tests {
         assert_eq!((t.first_psn, t.last_psn), (Some(4), Some(10)));
         let t = track(&[1, 2, 0xff_fffe, 0, 1]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 1, 2, 1));
+        // In a long capture PSNs come round, and no old one is from before it.
+        let mut t = PsnTracker::default();
+        for psn in [0, 0x60_0000, 0xa0_0000, 0x9f_ffff] {
+            t.observe(Psn::new(psn), Span::ONE, true);
+        }
+        assert_eq!((t.late, t.duplicates, t.first_psn), (0, 1, Some(0)));
     }
 
     #[test]

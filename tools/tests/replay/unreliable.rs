@@ -22,7 +22,7 @@ fn datagram(psn: u32, number: u32) -> Vec<u8> {
 
 /// Forty of them.
 fn datagrams() -> Vec<Vec<u8>> {
-    (0..40).map(|number| datagram(0xff_fff0 + number & 0xff_ffff, number)).collect()
+    (0..40).map(|number| datagram((0xff_fff0 + number) & 0xff_ffff, number)).collect()
 }
 
 /// Ten messages of four packets, and ten of one.
