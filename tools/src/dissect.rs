@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
-use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn};
+use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, PayloadRule, Qpn};
 use serde::Serialize;
 use zerocopy::FromBytes;
 
@@ -322,8 +322,12 @@ impl Dissector {
         record.payload_len = Some(packet.payload.len());
         let is_cut = packet.covered().len() + ICRC_LEN > present;
         // Where the recorder cut several packets, nothing says where the second one begins.
-        record.is_joined =
-            is_cut && packet.payload.len() >= PathMtu::Mtu256.bytes() as usize && !fits_a_path_mtu(packet);
+        record.is_joined = is_cut && !fits_a_path_mtu(packet) && is_followed(packet);
+        if record.is_joined
+            && let PayloadRule::Exactly(len) = packet.opcode.payload()
+        {
+            record.payload_len = Some(len.into());
+        }
         if !record.is_joined {
             record.error = wrong_payload(packet);
         }
@@ -370,6 +374,17 @@ impl Dissector {
 
 /// An IPv6 packet of the greatest length.
 const LONGEST: usize = 40 + 65_535;
+
+/// Whether what seems to be too long a payload may be that of a packet and others behind it.
+fn is_followed(packet: &Packet<'_>) -> bool {
+    match packet.opcode.payload() {
+        PayloadRule::Exactly(len) => {
+            let next = packet.payload.get(usize::from(len) + ICRC_LEN..).map(Bth::read_from_prefix);
+            matches!(next, Some(Ok((bth, _))) if bth.pkey() == packet.bth.pkey() && Opcode::from_byte(bth.opcode_byte()).is_some())
+        }
+        _ => packet.payload.len() >= PathMtu::Mtu256.bytes() as usize,
+    }
+}
 
 fn fits_a_path_mtu(packet: &Packet<'_>) -> bool {
     let fits = |mtu: PathMtu| packet.opcode.payload().admits(packet.payload.len(), mtu.bytes() as usize);

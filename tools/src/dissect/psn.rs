@@ -8,6 +8,7 @@ use serde::Serialize;
 /// One direction's requests, or responses, of a queue pair.
 #[derive(Default, Serialize)]
 pub(super) struct PsnTracker {
+    /// The lowest, and the newest.
     first_psn: Option<u32>,
     last_psn: Option<u32>,
     /// How often the next PSN was not the one that was due.
@@ -20,6 +21,9 @@ pub(super) struct PsnTracker {
     pub(super) duplicates: u64,
     #[serde(skip)]
     last: Option<Last>,
+    /// From the lowest PSN to the newest, without wraps.
+    #[serde(skip)]
+    range: i64,
     /// PSNs that have not come, as first and count; oldest first.
     #[serde(skip)]
     holes: VecDeque<(Psn, u32)>,
@@ -80,6 +84,16 @@ impl PsnTracker {
         if distance <= 0 {
             if self.fill(psn, span) {
                 self.late += 1;
+            } else if self.range + i64::from(distance) < 0 {
+                // From before the capture.
+                self.late += 1;
+                let skipped = -(self.range + i64::from(distance)) - i64::from(span.max());
+                if skipped > 0 && !resync {
+                    self.miss(skipped as u32);
+                    self.holes.push_front((psn + span.max(), skipped as u32));
+                }
+                self.range = -i64::from(distance);
+                self.first_psn = Some(psn.value());
             } else {
                 self.duplicates += 1;
             }
@@ -90,17 +104,23 @@ impl PsnTracker {
             let skipped = (distance as u32).saturating_sub(due);
             if skipped > 0 && !resync {
                 self.gaps += 1;
-                self.missing += u64::from(skipped);
-                if self.holes.len() == MAX_HOLES {
-                    self.holes.pop_front();
-                }
+                self.miss(skipped);
                 self.holes.push_back((last.psn + due, skipped));
             }
+            self.range += i64::from(distance);
             self.advance(psn, span);
         }
     }
 
-    /// The first PSN that came and the newest.
+    /// Counts PSNs that have not come, and makes room for their hole.
+    fn miss(&mut self, count: u32) {
+        self.missing += u64::from(count);
+        if self.holes.len() == MAX_HOLES {
+            self.holes.pop_front();
+        }
+    }
+
+    /// The lowest PSN that came and the newest.
     pub(super) fn range(&self) -> Option<(u32, u32)> {
         self.first_psn.zip(self.last_psn)
     }
@@ -157,6 +177,22 @@ mod tests {
         let t = track(&[5, 8, 5, 6, 7, 8, 9]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (1, 0, 2, 2));
         assert_eq!((t.first_psn, t.last_psn), (Some(5), Some(9)));
+    }
+
+    /// A capture that begins while packets are sent again has some of before it later.
+    #[test]
+    fn what_is_from_before_the_first_is_no_duplicate() {
+        let t = track(&[8, 9, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 0, 4, 2));
+        assert_eq!((t.first_psn, t.last_psn), (Some(4), Some(10)));
+        let t = track(&[1, 2, 0xff_fffe, 0, 1]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 1, 2, 1));
+        // In a long capture PSNs come round, and no old one is from before it.
+        let mut t = PsnTracker::default();
+        for psn in [0, 0x60_0000, 0xa0_0000, 0x9f_ffff] {
+            t.observe(Psn::new(psn), Span::ONE, true);
+        }
+        assert_eq!((t.late, t.duplicates, t.first_psn), (0, 1, Some(0)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(crate) const JOINED: &str = "recorded before they were cut apart: UDP segmen
 
 const UDP_HEADER: usize = 8;
 /// A BTH and the ICRC.
-const SHORTEST: usize = Bth::LEN + ICRC_LEN;
+pub(super) const SHORTEST: usize = Bth::LEN + ICRC_LEN;
 /// Lengths that are tried. A second packet shows by its BTH, so one or two are enough unless somebody made it up.
 const TRIES: usize = 64;
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
 use super::record::{IcrcVerdict, Record, name};
-use super::segments::JOINED;
+use super::segments::{JOINED, SHORTEST};
 use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
@@ -46,6 +46,9 @@ pub(super) struct Summary {
     unlisted_packets: u64,
     #[serde(skip)]
     by_key: HashMap<FlowKey, usize>,
+    /// The first flow of each datagram queue pair that sends.
+    #[serde(skip)]
+    by_sender: HashMap<(Gid, u32), usize>,
     /// By the two hosts, smaller address first.
     #[serde(skip)]
     mtus: HashMap<(Gid, Gid), SeenMtus>,
@@ -74,10 +77,26 @@ struct FlowSummary {
     naks: BTreeMap<&'static str, u64>,
     requests: PsnTracker,
     read_responses: PsnTracker,
-    /// Whether the last packet was of a frame with nobody knows how many.
+    /// Why the PSNs of datagrams tell nothing of gaps and duplicates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    untold: Option<&'static str>,
+    /// The newest datagram: its PSN and its ICRC.
     #[serde(skip)]
-    is_behind_joined: bool,
+    newest: Option<(Psn, Option<u32>)>,
+    /// It has frames with nobody knows how many packets.
+    #[serde(skip)]
+    has_joined: bool,
+    /// Whether the last request, and the last READ response, may be in such a frame.
+    #[serde(skip)]
+    is_behind_joined: [bool; 2],
+    /// Whether a packet of it has a right ICRC, or one with a cause that others have too.
+    #[serde(skip)]
+    is_credible: bool,
 }
+
+/// A datagram queue pair numbers what it sends to all its peers together.
+const SHARED: &str = "its queue pair numbers datagrams to others with these";
+const UNNUMBERED: &str = "different datagrams have the same PSN";
 
 /// Flows that are listed: a small compressed file can have any number of them.
 const MAX_FLOWS: usize = 1 << 16;
@@ -127,7 +146,7 @@ impl Summary {
         *self.causes.entry(cause).or_default() += 1;
     }
 
-    fn flow(&mut self, key: FlowKey) -> Option<&mut FlowSummary> {
+    fn flow(&mut self, key: FlowKey) -> Option<usize> {
         let flows = &mut self.flows;
         if flows.len() >= MAX_FLOWS && !self.by_key.contains_key(&key) {
             return None;
@@ -142,7 +161,14 @@ impl Summary {
             });
             flows.len() - 1
         });
-        flows.get_mut(index)
+        if let Some(source_qp) = key.3 {
+            let first = *self.by_sender.entry((key.0, source_qp)).or_insert(index);
+            if first != index {
+                flows[first].untold = Some(SHARED);
+                flows[index].untold = Some(SHARED);
+            }
+        }
+        Some(index)
     }
 
     fn count_in_flow(&mut self, record: &Record) {
@@ -156,7 +182,7 @@ impl Summary {
             // Whatever an opcode is that the standard does not have, the packet has a PSN.
             if record.unknown_opcode {
                 match self.flow(key) {
-                    Some(flow) => flow.count_unknown(bth),
+                    Some(flow) => self.flows[flow].count_unknown(bth),
                     None => self.unlisted_packets += 1,
                 }
             }
@@ -167,16 +193,13 @@ impl Summary {
             self.unlisted_packets += 1;
             return;
         };
-        flow.count(record, opcode, payload_len);
+        self.flows[flow].count(record, opcode, payload_len);
         if is_credible {
             let mtus = self.mtus.entry(hosts).or_default();
             if opcode.payload() == PayloadRule::Full {
                 mtus.learn(payload_len);
             }
-            let mtus = *mtus;
-            if let Some(flow) = self.flow(key) {
-                flow.follow(record, opcode, bth.psn(), mtus);
-            }
+            self.flows[flow].follow(record, opcode, bth.psn(), *mtus);
         }
     }
 }
@@ -185,6 +208,7 @@ impl FlowSummary {
     /// Counts a packet with an opcode that the standard does not have.
     fn count_unknown(&mut self, bth: &Bth) {
         self.packets += 1;
+        self.is_credible = true;
         *self.opcodes.entry("UNKNOWN").or_default() += 1;
         self.requests.observe(bth.psn(), Span::ONE, true);
     }
@@ -200,18 +224,39 @@ impl FlowSummary {
         }
     }
 
+    /// Whether it may be a flow only because a packet was damaged or is no RoCE.
+    fn is_stray(&self) -> bool {
+        self.packets == 1 && !self.is_credible
+    }
+
     /// Takes note of its PSN.
     fn follow(&mut self, record: &Record, opcode: Opcode, psn: Psn, mtus: SeenMtus) {
+        self.is_credible = true;
+        self.has_joined |= record.is_joined;
+        // What must be full, and fits, is one packet.
+        let is_open = record.icrc == IcrcVerdict::Truncated && opcode.payload() != PayloadRule::Full;
+        let may_be_joined = self.has_joined && is_open && record.payload_len >= Some(SHORTEST);
+        let [behind_requests, behind_responses] = self.is_behind_joined;
         if opcode.operation() == Operation::ReadResponse {
             let begins = matches!(opcode.position(), Position::First | Position::Only);
-            self.read_responses.observe(psn, Span::ONE, begins || self.is_behind_joined);
+            self.read_responses.observe(psn, Span::ONE, begins || behind_responses);
+            self.is_behind_joined[1] = may_be_joined;
         } else if opcode.is_request() {
+            if opcode.service() == Service::Ud {
+                let newest = self.newest.replace((psn, record.icrc_found));
+                if newest.is_some_and(|(before, icrc)| before == psn && icrc != record.icrc_found) {
+                    self.untold = Some(UNNUMBERED);
+                }
+            }
             let reth = record.extensions.reth.filter(|_| opcode == Opcode::RC_READ_REQUEST);
             let span = reth.map_or(Span::ONE, |reth| Span::of_read(reth.length(), mtus));
-            // A datagram queue pair numbers its packets for all its peers together.
-            self.requests.observe(psn, span, opcode.service() == Service::Ud || self.is_behind_joined);
+            self.requests.observe(psn, span, behind_requests);
+            self.is_behind_joined[0] = may_be_joined;
         }
-        self.is_behind_joined = record.is_joined;
+        if record.is_joined {
+            // What else is in the frame may be of any kind.
+            self.is_behind_joined = [true; 2];
+        }
     }
 }
 
@@ -231,8 +276,9 @@ impl fmt::Display for Summary {
         if self.joined_frames_cut > 0 {
             writeln!(
                 f,
-                "  {} frames with several packets each, cut by the recorder: each counts as one packet, and gaps behind it \
-                 are not seen (record whole frames, or without segmentation offload)",
+                "  {} frames with several packets each, cut by the recorder: each counts as one packet. Gaps behind them, and \
+                 behind cut packets of the same flows that may be such, are not seen (record whole frames, or without \
+                 segmentation offload)",
                 self.joined_frames_cut
             )?;
         }
@@ -245,7 +291,15 @@ impl fmt::Display for Summary {
         for (name, count) in self.unopened.most() {
             writeln!(f, "  not opened: {name} x{count}")?;
         }
-        self.flows.iter().try_for_each(|flow| write!(f, "{flow}"))?;
+        let (strays, flows): (Vec<_>, Vec<_>) = self.flows.iter().partition(|flow| flow.is_stray());
+        flows.iter().try_for_each(|flow| write!(f, "{flow}"))?;
+        if !strays.is_empty() {
+            let count = strays.len();
+            writeln!(
+                f,
+                "{count} packets with a wrong ICRC, each the only one to its queue pair: damaged, or no RoCE"
+            )?;
+        }
         match self.unlisted_packets {
             0 => Ok(()),
             packets => writeln!(f, "{packets} packets of more flows; {MAX_FLOWS} are listed"),
@@ -275,9 +329,17 @@ impl fmt::Display for FlowSummary {
         }
         for (name, tracker) in [("requests", &self.requests), ("read responses", &self.read_responses)] {
             if let Some((first, last)) = tracker.range() {
-                write!(f, "  {name}: psn {first:#08x} to {last:#08x}, {} gaps", tracker.gaps)?;
-                write!(f, " ({} missing, {} late)", tracker.missing, tracker.late)?;
-                writeln!(f, ", {} duplicates", tracker.duplicates)?;
+                write!(f, "  {name}: psn {first:#08x} to {last:#08x}, ")?;
+                if let Some(reason) = self.untold {
+                    writeln!(f, "which tell nothing of gaps and duplicates: {reason}")?;
+                    continue;
+                }
+                write!(f, "{} gaps ({} missing, {} late)", tracker.gaps, tracker.missing, tracker.late)?;
+                write!(f, ", {} duplicates", tracker.duplicates)?;
+                if self.source_qp.is_some() && tracker.missing > 0 {
+                    write!(f, "; datagrams to others may have the PSNs that are missing")?;
+                }
+                writeln!(f)?;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use ferroce_driver::pcap::LinkType;
 use tracing::info;
 
 use super::conversation::Foreign;
-use super::packet::Seen;
+use super::packet::{MANUFACTURERS, Seen};
 use super::progress::Progress;
 use super::sample::Sample;
 use crate::capture_input::{self, CaptureInput};
@@ -30,7 +30,7 @@ pub(super) struct Capture {
     pub(super) frames: u64,
     /// Those that hold several packets.
     pub(super) joined_frames: u64,
-    /// Packets with an opcode that is a manufacturer's.
+    /// Packets with an opcode that is a manufacturer's, and not ferroce's.
     pub(super) foreign: Vec<Foreign>,
     /// Packets with an opcode that RoCE does not have, and that is no manufacturer's.
     pub(super) reserved: u64,
@@ -171,6 +171,11 @@ impl Capture {
         }
     }
 
+    /// Packets with an opcode that is a manufacturer's, ferroce's own too.
+    pub(super) fn manufacturers_packets(&self) -> usize {
+        self.foreign.len() + self.packets.iter().filter(|packet| packet.is_manufacturers()).count()
+    }
+
     /// RoCE packets of any kind.
     pub(super) fn roce_packets(&self) -> u64 {
         let left_out = self.foreign.len() as u64 + self.reserved + self.damaged + self.unreadable;
@@ -190,8 +195,6 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// From this opcode on they are manufacturers'.
-const MANUFACTURERS: u8 = 0xc0;
 const HOUR: u64 = 3_600_000_000_000;
 /// Why a packet can't be checked of which the recorder kept a part.
 pub(super) const CUT_SHORT: &str = "cut short by the recorder";

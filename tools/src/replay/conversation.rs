@@ -157,6 +157,13 @@ impl Conversation {
                     back.and_then(|back| by_flow.remove(&back));
                 }
             }
+            if packet.is_manufacturers() {
+                let flow = (packet.network.source, packet.network.destination, to, service);
+                if let Some(index) = by_flow.get(&flow) {
+                    found[*index].foreign.get_or_insert((packet.frame, packet.opcode.byte()));
+                }
+                continue;
+            }
             let index = match (service, packet.extensions.deth) {
                 _ if to == Qpn::GSI => continue,
                 (Service::Ud, Some(deth)) => {
@@ -297,11 +304,13 @@ impl Conversation {
         }
     }
 
-    /// Finds packets that came twice, the same to the last bit: of a host that numbers its packets the network made the
-    /// second one. Of another host it may be a repeat as well, and nobody can tell where it comes right behind the first.
+    /// Finds packets that came twice, the same to the last bit: of a host that numbers its packets, and of requests that
+    /// are never sent again, the network made the second one. Else it may be a repeat as well, and nobody can tell where
+    /// it comes right behind the first.
     fn find_copies(&mut self, numbering: &Numbering) {
         let [a, b] = self.ends.map(|end| end.gid);
         self.numbers = [numbering.counts(a, b), numbering.counts(b, a)];
+        let sends_once = [0, 1].map(|end| self.sends_each_request_once(end));
         let mut seen: HashMap<_, usize> = HashMap::new();
         let mut copies = Vec::new();
         let mut twins = Vec::new();
@@ -314,7 +323,7 @@ impl Conversation {
             if !first.is_same_as(packet) {
                 continue;
             }
-            if self.numbers[event.from] {
+            if self.numbers[event.from] || sends_once[event.from] && packet.is_request() {
                 copies.push(index);
             } else if is_repeat && before + 1 == index && packet.at.since(first.at) < SUDDEN {
                 twins.push(index);
@@ -322,6 +331,22 @@ impl Conversation {
         }
         copies.into_iter().for_each(|index| self.events[index].copy = true);
         twins.into_iter().for_each(|index| self.events[index].twin = true);
+    }
+
+    /// Whether an end sends no request again, and its PSNs tell them apart.
+    fn sends_each_request_once(&self, end: usize) -> bool {
+        match self.service {
+            Service::Uc => true,
+            Service::Ud => {
+                let mut requests =
+                    self.events.iter().filter(|e| e.from == end && e.packet.is_whole_request());
+                let mut by_psn: HashMap<i64, &Seen> = HashMap::new();
+                requests
+                    .all(|event| by_psn.entry(event.psn).or_insert(&event.packet).is_same_as(&event.packet))
+                    && by_psn.len() > 1
+            }
+            Service::Rc | Service::Cnp => false,
+        }
     }
 
     fn find_path_mtu(&mut self, given: &Given) {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use ferroce::wire::Service;
+
 use super::conversation::{Conversation, Event};
 use super::message::Messages;
 
@@ -44,6 +46,9 @@ impl Coverage {
 /// Packets that are judged, and that no engine in the place of these ends gets or is to send: the capture does
 /// not have all of their messages.
 pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
+    if conversation.service == Service::Ud {
+        return 0; // each datagram is a message
+    }
     let asked = AskedPsns::of(conversation);
     let known = [0, 1].map(|end| match ends.contains(&end) {
         true => Messages::posted(conversation, end),

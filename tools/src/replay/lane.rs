@@ -352,10 +352,17 @@ impl<'a> Lane<'a> {
             self.sinks.push(place(len));
         }
         let area = self.header_area();
-        for message in &self.theirs.list {
+        let lens = self.theirs.list.iter().map(|message| {
             let too_long = refused_as_too_long(self.of, self.end, message);
-            let len = too_long.unwrap_or_else(|| message.receive_len(mtu) + area);
-            self.sinks.push(place(len));
+            too_long.unwrap_or_else(|| message.receive_len(mtu) + area)
+        });
+        if self.of.service == Service::Rc {
+            self.sinks.extend(lens.map(place));
+        } else {
+            // Any message may be lost, and the next one comes into its receive: all have one place, which is looked at
+            // before another packet comes.
+            let common = place(lens.max().unwrap_or(0));
+            self.sinks.resize(self.sinks.len() + self.theirs.list.len(), common);
         }
         let len = end.max(8);
         let mut memory = Memory::zeroed(len).or_fail(|| format!("{len} bytes of memory"))?;

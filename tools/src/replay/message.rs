@@ -1,6 +1,6 @@
 //! What an application posted, told from the packets that it led to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 use ferroce::wire::{Operation, Position, Service};
@@ -35,6 +35,13 @@ pub(super) struct Messages {
 }
 
 impl Message {
+    /// A datagram.
+    pub(super) fn datagram(event: &Event) -> Message {
+        let Event { psn, packet, .. } = event;
+        let packets = vec![Some(Rc::clone(packet))];
+        Message { first: *psn, last: *psn, at: packet.at, packets, frame: packet.frame }
+    }
+
     fn head(&self) -> Option<&Rc<Seen>> {
         self.packets.first()?.as_ref()
     }
@@ -126,12 +133,18 @@ impl Messages {
 
     /// The messages that an end of a conversation sent among these packets.
     pub(super) fn among(conversation: &Conversation, events: &[Event], end: usize) -> Messages {
+        if conversation.service == Service::Ud {
+            // As they came: nobody holds them to the order of their PSNs, and a sender need not number them.
+            let sent = events.iter().filter(|e| e.from == end && !e.copy && e.packet.is_whole_request());
+            return Messages { list: sent.map(Message::datagram).collect(), ..Messages::default() };
+        }
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
-        // Responses that begin in the middle are to a READ that began before.
-        let mut begun: BTreeMap<i64, bool> = BTreeMap::new();
+        // PSNs of responses that go on: the READ began before them.
+        let mut continued = HashSet::new();
         for event in events.iter().filter(|event| event.packet.icrc_is_right) {
-            if event.from != end && event.packet.opcode.operation() == Operation::ReadResponse {
-                *begun.entry(event.psn).or_default() |= event.packet.starts();
+            let is_answer = event.from != end && event.packet.opcode.operation() == Operation::ReadResponse;
+            if is_answer && !event.packet.starts() {
+                continued.insert(event.psn);
             }
             if event.from == end && event.packet.is_request() {
                 firsts.entry(event.psn).or_insert_with(|| Rc::clone(&event.packet));
@@ -145,7 +158,7 @@ impl Messages {
                 continue; // a READ, taken up again
             }
             let is_resumed = packet.opcode.operation() == Operation::ReadRequest
-                && begun.get(psn) == Some(&false)
+                && continued.contains(psn)
                 && next != Some(*psn);
             if let Some(missing) = next.filter(|next| psn > next && conversation.service == Service::Rc) {
                 // What is between was not recorded.

@@ -6,6 +6,9 @@ use std::ops::Deref;
 use ferroce::wire::{NetworkHeader, Opcode, Operation, OwnedPacket, Packet, ParseError, Position, Service};
 use ferroce::{Nanos, Psn, RKey};
 
+/// From this opcode on they are manufacturers'.
+pub(super) const MANUFACTURERS: u8 = 0xc0;
+
 /// One packet with a transport header that could be read, and when it was.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
@@ -166,6 +169,11 @@ impl Seen {
 
     pub(super) fn is_cnp(&self) -> bool {
         self.opcode == Opcode::CNP
+    }
+
+    /// Whether its opcode is a manufacturer's: that of a selective acknowledge is ferroce's.
+    pub(super) fn is_manufacturers(&self) -> bool {
+        self.opcode.byte() >= MANUFACTURERS
     }
 
     pub(super) fn is_marked(&self) -> bool {

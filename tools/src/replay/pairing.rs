@@ -224,7 +224,8 @@ impl Streams {
                     }
                     list.push(number);
                 }
-            } else if packet.is_response() {
+            } else if packet.is_response() || packet.is_manufacturers() {
+                // ferroce's own is an acknowledge.
                 stream.answers.push(Answer::of(at, packet));
                 match askers.get(&(packet.network.destination, packet.network.source, psn)).map(Vec::as_slice)
                 {

@@ -154,7 +154,7 @@ impl ReplayReport {
             frames: capture.frames,
             joined_frames: capture.joined_frames,
             roce_packets: capture.packets.len(),
-            foreign: capture.foreign.len(),
+            foreign: capture.manufacturers_packets(),
             reserved: capture.reserved,
             judged_in_part: conversations
                 .iter()
@@ -276,7 +276,12 @@ impl ReplayReport {
             let _ = write!(text, "; {part} of {all} conversations judged only up to a manufacturer's opcode");
         }
         if self.judged < self.packets {
-            let _ = write!(text, "; {} packets not judged", self.packets - self.judged);
+            let _ = write!(text, "; {} of {} packets not judged", self.packets - self.judged, self.packets);
+            let reasons = self.unchecked.iter().map(|(reason, count)| format!("{count} {reason}"));
+            let reasons = reasons.collect::<Vec<_>>().join(", ");
+            if !reasons.is_empty() {
+                let _ = write!(text, " ({reasons})");
+            }
         }
         if self.not_played > 0 {
             let _ = write!(text, "; {} ends not played", self.not_played);

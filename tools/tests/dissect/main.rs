@@ -7,6 +7,7 @@ mod input;
 mod joined;
 #[path = "../judge/mod.rs"]
 mod judge;
+mod streams;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -8,6 +8,7 @@ mod input;
 mod limits;
 mod recovery;
 mod unopened;
+mod unreliable;
 mod verdicts;
 mod wild;
 mod world;

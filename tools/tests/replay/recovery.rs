@@ -156,3 +156,26 @@ fn an_answer_that_comes_again_counts_what_was_not_recorded() {
     let frames = Frames::read(&capture).expect("a pcap file").without(95);
     report("again", &frames);
 }
+
+/// A READ that is taken up again in a capture that begins behind its first request: the answers to that one still come, and
+/// then those to the rest.
+#[test]
+fn a_read_from_before_the_capture_is_answered_in_its_own_shape() {
+    let read = |psn: u32, va: u64| (false, transport(0x0c, 0x22, 1 << 31 | psn, &reth(va, 7, 4096)));
+    let responses = |psns: std::ops::Range<u32>, opcodes: [u8; 4]| -> Talk {
+        let response = |(psn, opcode): (u32, u8)| {
+            let aeth: &[u8] = if opcode == 0x0e { &[] } else { &[0x1f, 0, 0, 30] };
+            (true, transport(opcode, 0x11, psn, &[aeth, &[psn as u8; 1024]].concat()))
+        };
+        psns.zip(opcodes).map(response).collect()
+    };
+    let (whole, rest) = ([0x0d, 0x0e, 0x0e, 0x0f], [0x0e, 0x0e, 0x0e, 0x0f]);
+    let talk = [read(104, 0x2000), read(108, 0x3000)]
+        .into_iter()
+        .chain(responses(104..108, rest))
+        .chain(responses(104..108, whole))
+        .chain(responses(108..112, whole))
+        .collect();
+    let said = report("before", &frames(talk, |_| 0));
+    assert!(!said.contains("LocQpOpErr") && said.contains("1 posted, 1 compared"), "{said}");
+}

@@ -1,10 +1,11 @@
 //! What the engine has done, beside what was recorded: completions, and the bytes that they stand for.
 
-use ferroce::wire::Operation;
+use ferroce::wire::{Operation, Service};
 use ferroce::{Context, RKey, WcOpcode, WcStatus, WorkCompletion};
 
-use super::{Lane, RECEIVE};
+use super::{EMPTY, Lane, RECEIVE};
 use crate::failure::Failure;
+use crate::replay::conversation::Event;
 use crate::replay::message::Message;
 use crate::replay::packet::Seen;
 use crate::replay::rule::{Finding, Rule, Weight};
@@ -19,8 +20,8 @@ impl Lane<'_> {
         let number = (wc.wr_id & !RECEIVE) as usize;
         let mtu = self.of.path_mtu.bytes() as usize;
         let received = wc.wr_id & RECEIVE != 0;
-        let messages = if received { &self.theirs } else { &self.own };
-        let Some(message) = messages.list.get(number).cloned() else {
+        let message = if received { self.received(number) } else { self.own.list.get(number).cloned() };
+        let Some(message) = message else {
             return Ok(());
         };
         let frame = message.frame;
@@ -41,6 +42,11 @@ impl Lane<'_> {
             } else if wc.opcode == WcOpcode::Recv && whole {
                 self.compare(context, offset + area as u64, &payload, frame, "received")?;
             }
+            // What comes next may come to the same place.
+            let (memory, start) = (self.mr()?, offset as usize);
+            if let Some(room) = context.bytes_mut(memory)?.get_mut(start..start + wc.byte_len as usize) {
+                room.fill(EMPTY);
+            }
             return Ok(());
         }
         if wc.status != WcStatus::Success {
@@ -56,6 +62,19 @@ impl Lane<'_> {
             self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
         }
         Ok(())
+    }
+
+    /// The message that came into a receive: theirs of the same number, or where any may be lost that of the newest packet.
+    fn received(&self, number: usize) -> Option<Message> {
+        if self.of.service == Service::Rc {
+            return self.theirs.list.get(number).cloned();
+        }
+        let is_theirs = |event: &&Event| event.from != self.end && event.packet.is_request();
+        let newest = self.played.events.iter().rev().find(is_theirs)?;
+        match self.of.service {
+            Service::Ud => Some(Message::datagram(newest)),
+            _ => self.theirs.at(newest.psn).cloned(),
+        }
     }
 
     /// A work request of ours has ended in error; what is behind it goes no further.
