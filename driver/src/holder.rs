@@ -131,6 +131,7 @@ pub(crate) fn sockets_on(address: IpAddr, interface: &Interface) -> Result<Vec<B
 const MAX_HOLDERS: usize = 64;
 
 /// Whether a socket is rdma_rxe's. The kernel does not mark it: it is root's, on all addresses, and no process has it open.
+#[cfg(feature = "af_xdp")]
 pub(crate) fn is_kernels(socket: &BoundSocket) -> bool {
     socket.inode == 0 || (may_be_kernels(socket) && processes_with([socket.inode]).is_empty())
 }
