@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Access, access};
 use serde::Serialize;
@@ -71,9 +73,10 @@ impl Output {
         Output { name: "nobody".into(), to: BufWriter::new(Box::new(io::sink())) }
     }
 
-    fn file(path: &Path) -> Result<Output, Failure> {
+    fn file(path: &Path, append: bool) -> Result<Output, Failure> {
         let name = format!("'{}'", path.display());
-        let file = File::create(path).or_fail(|| name.clone())?;
+        let file = if append { File::options().append(true).open(path) } else { File::create(path) };
+        let file = file.or_fail(|| name.clone())?;
         Ok(Output { name, to: BufWriter::new(Box::new(file)) })
     }
 
@@ -90,7 +93,7 @@ impl Output {
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct JsonArg {
     /// Print the report as JSON in place of text: to standard output, with nothing else there, or into FILE
-    /// (--json=FILE; --json=- is standard output).
+    /// (--json=FILE; --json=- is standard output). A server of several clients writes a report for each, one behind the other.
     #[arg(
         id = "json",
         long = "json",
@@ -101,11 +104,14 @@ pub(crate) struct JsonArg {
         value_parser = json_target
     )]
     to: Option<PathBuf>,
+    /// A report is in the file already, behind which the next one goes: a server may have one of each client.
+    #[arg(skip)]
+    is_begun: Arc<AtomicBool>,
 }
 
 impl JsonArg {
     pub(crate) fn to_stdout() -> JsonArg {
-        JsonArg { to: Some("-".into()) }
+        JsonArg { to: Some("-".into()), ..JsonArg::default() }
     }
 
     pub(crate) fn is_asked(&self) -> bool {
@@ -119,7 +125,8 @@ impl JsonArg {
 
     /// Where the report goes, of either kind.
     pub(crate) fn open(&self) -> Result<Output, Failure> {
-        self.file().map_or_else(|| Ok(Output::stdout()), Output::file)
+        let Some(file) = self.file() else { return Ok(Output::stdout()) };
+        Output::file(file, self.is_begun.swap(true, Ordering::Relaxed))
     }
 
     /// Refuses to write the report over the capture that it is about. One that is yet to be recorded is there already.
@@ -204,6 +211,19 @@ mod tests {
         {
             assert!(json_target(wrong).is_err_and(|said| said.contains(why)), "{wrong}");
         }
+    }
+
+    /// As a server has one for each client.
+    #[test]
+    fn reports_follow_each_other_in_a_file() {
+        let file = std::env::temp_dir().join(format!("ferroce-reports-{}.json", std::process::id()));
+        fs::write(&file, "of an earlier run").unwrap();
+        let json = JsonArg { to: Some(file.clone()), ..JsonArg::default() };
+        for report in [1, 2] {
+            assert!(json.clone().write(&report).unwrap());
+        }
+        assert_eq!(fs::read_to_string(&file).unwrap(), "1\n2\n");
+        fs::remove_file(&file).unwrap();
     }
 
     #[test]

@@ -346,6 +346,7 @@ impl Args {
     ) -> Result<(), Failure> {
         let interrupt = end.interrupt.clone();
         let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
+        info!(%from, "a client");
         // What runs here could send by itself.
         let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };

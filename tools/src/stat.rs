@@ -68,14 +68,16 @@ impl Args {
     fn show(&self) -> Result<(), Failure> {
         let mut said = HashSet::new();
         if let Some(address) = &self.listen {
-            return http::serve(&address.listen()?, || Exposition(&self.find(&mut said).chosen).to_string());
+            return http::serve(&address.listen()?, || self.find(&mut said).exposition());
         }
         let mut output = self.json.open()?;
         let mut table = Table::new(self.all);
         let mut turn = 0;
         loop {
             let began = Instant::now();
-            let contexts = match self.find(&mut said).or_explain() {
+            let found = self.find(&mut said);
+            let exposition = self.prometheus.then(|| found.exposition());
+            let contexts = match found.or_explain() {
                 Err(_) if turn > 0 => {
                     info!("what was watched has ended");
                     return Ok(());
@@ -84,8 +86,8 @@ impl Args {
             };
             let text = if self.json.is_asked() {
                 json(&contexts, self.watch.is_some())
-            } else if self.prometheus {
-                Exposition(&contexts).to_string()
+            } else if let Some(exposition) = exposition {
+                exposition
             } else {
                 table.draw(contexts, began)
             };
@@ -122,7 +124,10 @@ impl Args {
             match metrics {
                 Ok(metrics) if self.wants(&metrics) => found.chosen.push(metrics),
                 Ok(metrics) => found.others.push(metrics),
-                Err(error) => complain(&path, &error),
+                Err(error) => {
+                    found.unread += 1;
+                    complain(&path, &error);
+                }
             }
         }
         *said = complaints;
@@ -145,11 +150,27 @@ struct Contexts {
     wanted: Option<String>,
     chosen: Vec<Metrics>,
     others: Vec<Metrics>,
+    /// Those that do not answer, or answer nonsense.
+    unread: usize,
     /// Directories of other users.
     forbidden: usize,
 }
 
 impl Contexts {
+    /// For Prometheus, which must also hear of a process that hangs.
+    fn exposition(&self) -> String {
+        let (chosen, unread) = (self.chosen.len(), self.unread);
+        format!(
+            "{}# HELP ferroce_contexts Contexts whose counters are here.\n\
+             # TYPE ferroce_contexts gauge\n\
+             ferroce_contexts {chosen}\n\
+             # HELP ferroce_contexts_unread Contexts that do not answer, as those of a process that hangs or is stopped.\n\
+             # TYPE ferroce_contexts_unread gauge\n\
+             ferroce_contexts_unread {unread}\n",
+            Exposition(&self.chosen)
+        )
+    }
+
     /// The chosen ones, or why there is none.
     fn or_explain(self) -> Result<Vec<Metrics>, Failure> {
         if !self.chosen.is_empty() {

@@ -15,6 +15,7 @@ use super::bpf;
 use super::filter::{DESTINATION, destination, roce_filter};
 use super::{os_error, permission};
 use crate::Error;
+use crate::holder::{self, Holder};
 use crate::netlink::{AttachedXdp, Interface, Netlink, XdpMode};
 
 /// The filter on an interface, held there by this value.
@@ -108,7 +109,10 @@ impl Attachment {
                 what: "finding out which XDP program is attached",
                 interface: interface.name.clone(),
                 capability: "CAP_SYS_ADMIN",
-                cure: format!("run as root, or take it off: `ip link set {} xdp off`", interface.name),
+                cure: match &holder::there(&Holder::of_af_xdp(interface))[..] {
+                    "" => format!("run as root, or take it off: `ip link set {} xdp off`", interface.name),
+                    others => format!("run as root, to use queues beside others{others}"),
+                },
             },
             _ => os_error("reading the attached XDP program", &interface.name, source),
         };

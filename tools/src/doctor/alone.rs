@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ferroce::driver::PacketDriver;
 use ferroce::{CmEvent, Gid, PKey, PathMtu};
 
-use super::local::OWN_FILTER;
+use super::local::{LET_THROUGH, OWN_FILTER};
 use super::path::ecn_name;
 use super::probe::HOP_LIMIT;
 use super::question::{CmAnswer, UNUSED_PORT, ask};
@@ -122,8 +122,7 @@ fn marks(answer: Option<&CmAnswer>) -> Check {
 fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
     let nat = "a NAT between makes the ICRC wrong, which covers addresses and ports: leave UDP port 4791 out of it (`nft \
                insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
-    let firewall = "a firewall there or between: let UDP port 4791 through (`nft insert rule inet filter input udp dport \
-                    4791 accept`)";
+    let firewall = format!("a firewall there or between: {LET_THROUGH}");
     let device = format!(
         "does a program with a connection manager run there, or is there a RoCE device for {peer} (`rdma link`) and \
                  rdma_cm loaded (`modprobe rdma_cm`)?"
@@ -135,10 +134,12 @@ fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: boo
     let host = format!("is {peer} up, and is there a way to it (`ip route get {peer}`)?");
     let causes = match (others_pass, kernel_answers) {
         // The kernel there has no socket for it, and neither AF_XDP nor a card needs one.
-        (_, true) => [device.as_str(), firewall, partition.as_str(), nat].to_vec(),
+        (_, true) => [device.as_str(), firewall.as_str(), partition.as_str(), nat].to_vec(),
         // What else passes shows that host and route are well.
-        (true, false) => [firewall, device.as_str(), partition.as_str(), nat].to_vec(),
-        (false, false) => [host.as_str(), firewall, device.as_str(), partition.as_str(), nat].to_vec(),
+        (true, false) => [firewall.as_str(), device.as_str(), partition.as_str(), nat].to_vec(),
+        (false, false) => {
+            [host.as_str(), firewall.as_str(), device.as_str(), partition.as_str(), nat].to_vec()
+        }
     };
     format!("{}; `ferroce doctor -d DEV` there tells one way from the other", causes.join("; then: "))
 }

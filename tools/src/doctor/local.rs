@@ -211,8 +211,11 @@ pub(super) fn next_hop(interface: &str, peer: IpAddr, interrupt: &Interrupt) -> 
 }
 
 /// What lets packets out that this host's own packet filter holds back.
-pub(super) const OWN_FILTER: &str = "this host's own packet filter: `nft list ruleset`, `iptables -S OUTPUT`; `nft insert rule inet \
-                                     filter output udp dport 4791 accept`";
+pub(super) const OWN_FILTER: &str = "this host's own packet filter: take UDP port 4791 out of the rule that drops it (`iptables -S OUTPUT`, or a \
+                                     chain of output in `nft list ruleset`)";
+/// What becomes of a rule that drops: one that accepts, in another table, does not override it.
+pub(super) const LET_THROUGH: &str = "`nft list ruleset` and `iptables -S` show the rule that drops; take UDP port 4791 out of it, or insert \
+                                      `udp dport 4791 accept` above it in the same chain";
 
 /// A socket for plain UDP packets to port 4791 of a peer.
 fn plain_socket(source: IpAddr, peer: IpAddr) -> Option<UdpSocket> {

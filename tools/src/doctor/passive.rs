@@ -128,11 +128,19 @@ fn unseen(occupants: &Occupants) -> Vec<Check> {
             seen.push(text);
         }
     }
+    let is_nothing_seen = occupants.contexts.is_empty() && occupants.mute.is_empty();
     let check = |holder: String| {
         let why = format!("{holder} has UDP port 4791 and shows no counters");
-        let cure =
-            "a program of ferroce shows them after Context::export, to its own user and to root".to_owned();
-        Check { cure: Some(cure), ..Check::not_checked("context", why) }
+        match is_nothing_seen {
+            // What is to be examined is not.
+            true => Check::failed(
+                "context",
+                why,
+                "a program of ferroce shows them after Context::export, to its own user and to root; if it is none, nothing of \
+                 ferroce can use the address beside it",
+            ),
+            false => Check::not_checked("context", why),
+        }
     };
     seen.into_iter().map(check).collect()
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ferroce::PathMtu;
 
-use super::local::OWN_FILTER;
+use super::local::{LET_THROUGH, OWN_FILTER};
 use super::message::{Headers, Hello, Probe, Sighting};
 use super::probe::{COPIES, HOP_LIMIT};
 use super::report::Check;
@@ -156,9 +156,8 @@ impl Way<'_> {
                 name,
                 format!("of {sent} packets from {from} to {to}, none arrives"),
                 format!(
-                    "let UDP port 4791 through in firewalls and routers on the way (`nft insert rule inet filter \
-                     forward udp dport 4791 accept`, `iptables -I FORWARD -p udp --dport 4791 -j ACCEPT`; INPUT at \
-                     {to} itself), and see `ip route get {to}`"
+                    "a firewall at {to} (chains of input), here (output) or on a router between (forward): {LET_THROUGH}; and see \
+                     `ip route get {to}`"
                 ),
             );
         }

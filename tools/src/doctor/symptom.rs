@@ -65,7 +65,7 @@ pub(super) const SYMPTOMS: [Symptom; 11] = [
         ],
         what: "packets are lost, late or out of order",
         cure: "over 1 % of a second's packets fail the check: see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of \
-               the switches between, and links that carry one flow in parts (LAG or ECMP by packet, not by a hash of the flow); \
+               the switches between, packet filters (`nft list ruleset`), and links that carry one flow in parts (LAG or ECMP by packet, not by a hash of the flow); \
                PFC and ECN are in docs/congestion.md; timeouts alone are a peer that does not poll, or an ACK timeout that is too \
                short",
         severity: Severity::FailsAboveShare,

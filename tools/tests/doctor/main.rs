@@ -194,10 +194,10 @@ fn a_way_that_is_closed() {
             let found = way.check(PEER[0]);
             found.fails(
                 &[&format!("UDP 4791 {closed}")],
-                // A rule that was added behind the one that drops would never be reached.
+                // A rule behind the one that drops would never be reached, and one elsewhere not override it.
                 &[
                     "none arrives",
-                    "nft insert rule inet filter forward udp dport 4791 accept",
+                    "insert `udp dport 4791 accept` above it in the same chain",
                     "ip route get",
                 ],
             );
