@@ -92,7 +92,7 @@ impl Holder {
     }
 
     fn new(socket: &BoundSocket, process: Option<&Process>) -> Holder {
-        let is_kernel = socket.inode == 0 || (process.is_none() && may_be_kernels(socket));
+        let is_kernel = process.is_none() && may_be_kernels(socket);
         Holder {
             address: socket.address,
             interface: socket.interface.filter(|index| *index != 0),
@@ -133,11 +133,12 @@ const MAX_HOLDERS: usize = 64;
 /// Whether a socket is rdma_rxe's. The kernel does not mark it: it is root's, on all addresses, and no process has it open.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn is_kernels(socket: &BoundSocket) -> bool {
-    socket.inode == 0 || (may_be_kernels(socket) && processes_with([socket.inode]).is_empty())
+    may_be_kernels(socket) && processes_with([socket.inode]).is_empty()
 }
 
+/// Whether it is, if no process has it open.
 fn may_be_kernels(socket: &BoundSocket) -> bool {
-    socket.user == 0 && socket.address.is_unspecified() && has_rxe()
+    socket.inode == 0 || (socket.user == 0 && socket.address.is_unspecified() && has_rxe())
 }
 
 /// The processes that have these sockets open, by the sockets' inodes. One that was started by another may have a socket

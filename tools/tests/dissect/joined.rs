@@ -2,29 +2,16 @@
 
 use std::process::Command;
 
-use ferroce::wire::{Aeth, Bth, Encapsulation, MacAddr, Opcode, OwnedPacket, PathAddress, Reth, Syndrome};
-use ferroce::{Gid, Psn, Qpn, RKey};
+use ferroce::wire::{Aeth, Bth, Opcode, OwnedPacket, PathAddress, Reth, Syndrome};
+use ferroce::{Psn, Qpn, RKey};
 use serde_json::Value;
 
-use super::{ETHERNET, TempFile, ferroce, json};
+use super::{ETHERNET, TempFile, ferroce, json, path};
 
 /// Packets as a kernel sends them that cut them out of one datagram: identifications 0, 1, 2, …
 fn packets(addresses: [&str; 2], lengths: &[usize]) -> Vec<Vec<u8>> {
-    let [source, destination] =
-        addresses.map(|address| Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
     let packet = |(index, length): (usize, &usize)| {
-        let path = PathAddress {
-            source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
-            destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-            vlan: None,
-            source,
-            destination,
-            encapsulation: Encapsulation::RoceV2 { source_port: 50_000 },
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            identification: index as u16,
-        };
+        let path = path(addresses, index as u16);
         let opcode = if *length < 1024 { Opcode::RC_WRITE_LAST } else { Opcode::RC_WRITE_MIDDLE };
         let mut packet = OwnedPacket::new(&path, opcode, Qpn::new(0x12), Psn::new(7 + index as u32));
         packet.set_payload((0..*length).map(|at| (at * 7 + index) as u8).collect());

@@ -9,10 +9,13 @@ mod joined;
 mod judge;
 mod streams;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use ferroce::Gid;
+use ferroce::wire::{Encapsulation, MacAddr, PathAddress};
 use judge::crc;
 use serde_json::Value;
 
@@ -44,6 +47,23 @@ fn frames(name: &str) -> Vec<Vec<u8>> {
         rest = &after[length..];
     }
     frames
+}
+
+/// The way of packets that are made with `wire`.
+fn path(addresses: [&str; 2], identification: u16) -> PathAddress {
+    let [source, destination] = addresses.map(|address| Gid::from(address.parse::<IpAddr>().unwrap()));
+    PathAddress {
+        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        vlan: None,
+        source,
+        destination,
+        encapsulation: Encapsulation::RoceV2 { source_port: 50_000 },
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        identification,
+    }
 }
 
 /// A file that is gone when the test is over.

@@ -1,28 +1,15 @@
 //! What the PSNs of a capture tell: datagrams, which a queue pair numbers for all its peers, captures that begin late, and
 //! frames of which nobody knows what all is in them.
 
-use ferroce::wire::{Deth, Encapsulation, MacAddr, Opcode, OwnedPacket, PathAddress, Reth};
-use ferroce::{Gid, Psn, Qpn, RKey};
+use ferroce::wire::{Deth, Opcode, OwnedPacket, Reth};
+use ferroce::{Psn, Qpn, RKey};
 use serde_json::Value;
 
-use super::{ETHERNET, TempFile, ferroce, json};
+use super::{ETHERNET, TempFile, ferroce, json, path};
 
 fn packet(opcode: Opcode, to: u32, psn: u32, change: impl FnOnce(&mut OwnedPacket)) -> Vec<u8> {
-    let [source, destination] =
-        ["10.0.0.1", "10.0.0.2"].map(|address| Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
-    let path = PathAddress {
-        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
-        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-        vlan: None,
-        source,
-        destination,
-        encapsulation: Encapsulation::RoceV2 { source_port: 50_000 },
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        identification: 0,
-    };
-    let mut packet = OwnedPacket::new(&path, opcode, Qpn::new(to), Psn::new(psn));
+    let mut packet =
+        OwnedPacket::new(&path(["10.0.0.1", "10.0.0.2"], 0), opcode, Qpn::new(to), Psn::new(psn));
     change(&mut packet);
     packet.emit()
 }
