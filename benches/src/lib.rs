@@ -7,6 +7,7 @@ pub mod command;
 pub mod pair;
 pub mod perftest;
 pub mod plot;
+pub mod process;
 pub mod report;
 pub mod ring;
 

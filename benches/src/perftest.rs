@@ -1,8 +1,10 @@
 //! perftest's ib_write_bw and ib_write_lat, where there is a verbs device.
 
 use std::io;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
+
+use crate::process::Stopped;
 
 /// What one of its commands said.
 #[derive(Clone, Debug)]
@@ -64,16 +66,6 @@ fn both(command: &str, device: &str, options: &[String]) -> Result<String, Strin
         return Err(format!("{command}: {}", String::from_utf8_lossy(&stderr).trim()));
     }
     Ok(String::from_utf8_lossy(&stdout).into_owned())
-}
-
-/// A process that ends with the value.
-pub struct Stopped(pub Child);
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// The figure in a column of the line for messages of `bytes`.

@@ -29,7 +29,7 @@ use tracing::info;
 use crate::congestion::CongestionArgs;
 use crate::failure::Failure;
 use crate::netns::{self, Lab, Network};
-use crate::output::{JsonArg, check_files, note, say};
+use crate::output::{JsonArg, note, say};
 use rank::{Fault, RankEvent, RankPlan};
 use report::{DemoReport, RankLog};
 use supervisor::{RankNotice, Supervisor};
@@ -121,8 +121,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if let Some(device) = &args.as_rank {
         return Ok(rank::main(&args.plan(), device, args.tcp_address, args.pcap.as_deref()));
     }
-    let recording = args.pcap.iter().map(|path| ("--pcap", path.as_path()));
-    check_files(&[], recording.chain(args.json.file().map(|path| ("--json", path))))?;
+    args.json.check_beside(args.pcap.as_deref())?;
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
         // What fails because of the signal is not what the user wants to read.

@@ -142,6 +142,12 @@ impl JsonArg {
         }
     }
 
+    /// Refuses a file that is that of a recording, before anything is run.
+    pub(crate) fn check_beside(&self, recording: Option<&Path>) -> Result<(), Failure> {
+        let recording = recording.map(|path| ("--pcap", path));
+        check_files(&[], recording.into_iter().chain(self.file().map(|path| ("--json", path))))
+    }
+
     /// Writes the report if it is asked for as JSON. Returns whether it is.
     pub(crate) fn write(&self, report: &impl Serialize) -> Result<bool, Failure> {
         if self.is_asked() {
@@ -159,8 +165,10 @@ pub(crate) fn check_files<'a>(
     inputs: &[(&'a str, &'a Path)],
     outputs: impl Iterator<Item = (&'a str, &'a Path)>,
 ) -> Result<(), Failure> {
-    // As far as they are there, by what they are: a link is what it leads to.
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    // As far as they are there, by what they are: a link is what it leads to, and a file to be is in its folder.
+    let to_be = |path: &Path| Some(folder(path).canonicalize().ok()?.join(path.file_name()?));
+    let real =
+        |path: &Path| path.canonicalize().ok().or_else(|| to_be(path)).unwrap_or_else(|| path.to_owned());
     let mut taken: Vec<_> = inputs.iter().map(|(what, path)| (*what, real(path))).collect();
     for (option, path) in outputs {
         let named = format!("{option} {}", legible(&path.display().to_string()));
@@ -175,8 +183,12 @@ pub(crate) fn check_files<'a>(
     Ok(())
 }
 
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn can_be_written(path: &Path) -> Result<(), String> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder(path);
     if path.is_dir() {
         return Err("it is a directory; name a file in it".into());
     }
@@ -234,8 +246,13 @@ mod tests {
         };
         assert_eq!(check(&[], &[("--pcap", "a.pcapng"), ("--json", "a.json")]), Ok(()));
         assert_eq!(check(&[], &[("--pcap", "/dev/null"), ("--json", "/dev/null")]), Ok(()));
-        let refused = check(&[], &[("--pcap", "a.json"), ("--json", "a.json")]).unwrap_err();
-        assert!(refused.contains("--json a.json") && refused.contains("--pcap has this one"), "{refused}");
+        for same in ["a.json", "./a.json", "src/../a.json"] {
+            let refused = check(&[], &[("--pcap", same), ("--json", "a.json")]).unwrap_err();
+            assert!(
+                refused.contains("--json a.json") && refused.contains("--pcap has this one"),
+                "{refused}"
+            );
+        }
         let source = Path::new("Cargo.toml");
         let refused = check(&[("the scenario", source)], &[("--svg", "./Cargo.toml")]).unwrap_err();
         assert!(refused.contains("the scenario has this one"), "{refused}");

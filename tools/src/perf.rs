@@ -21,7 +21,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
-use crate::output::{JsonArg, check_files};
+use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
 use crate::serving::{ServingArgs, until_signal};
 use crate::tcp::Listener;
@@ -167,8 +167,7 @@ enum Patience {
 /// written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check()?;
-    let recording = args.port.pcap.iter().map(|path| ("--pcap", path.as_path()));
-    check_files(&[], recording.chain(args.json.file().map(|path| ("--json", path))))?;
+    args.json.check_beside(args.port.pcap.as_deref())?;
     match &args.compare {
         Some(with) => compare::run(&args, with)?,
         None => start(&args)?,

@@ -7,7 +7,7 @@ use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use ferroce_benches::perftest::Stopped;
+use ferroce_benches::process::Stopped;
 
 use crate::case::Figures;
 use crate::end::{FAILED, Job, Outcome, REPORT, Report, TELL};

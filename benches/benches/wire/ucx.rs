@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use ferroce_benches::perftest::Stopped;
+use ferroce_benches::process::Stopped;
 
 use crate::case::{Case, RoundTrip, Seen};
 use crate::end::{Outcome, PATIENCE, Stage};
