@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce_driver_test_support::rnic_stub::Stub;
+use ferroce_driver_test_support::signal::{Signal, signal};
 use serde_json::Value;
 
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
@@ -123,7 +124,8 @@ fn without_rights_it_says_why_and_takes_the_next_driver() {
     let few = ["--tensors", "20", "--rounds", "1", "--json"];
     let output = unprivileged(&few);
     let why = text(&output.stderr);
-    assert!(why.contains("CAP_NET_ADMIN") && why.contains("over udp"), "{why}");
+    let lacking = if cfg!(feature = "af_xdp") { "CAP_NET_ADMIN" } else { "without the feature `af_xdp`" };
+    assert!(why.contains(lacking) && why.contains("over udp"), "{why}");
     check_report(&json(&output), "udp", 4, 1);
 
     // Somebody has the port of one rank's address.
@@ -182,7 +184,7 @@ fn an_interruption_ends_ranks_removes_namespaces_and_completes_the_capture() {
     let capture = directory.0.join("rank0.pcapng");
     let args = ["--tensors", "20", "--rounds", "100", "--pcap", capture.to_str().unwrap()];
     let (mut child, ranks, stderr) = start_and_see_a_round(&args);
-    signal("-INT", child.id());
+    signal(child.id(), Signal::INT);
     let start = Instant::now();
     let status = wait(&mut child);
     let said = stderr.join().unwrap();
@@ -198,7 +200,7 @@ fn the_death_of_a_rank_is_told_and_ends_the_others() {
     let _alone = alone();
     let Some(()) = af_xdp() else { return };
     let (mut child, ranks, stderr) = start_and_see_a_round(&["--rounds", "100"]);
-    signal("-KILL", ranks[2]);
+    signal(ranks[2], Signal::KILL);
     let status = wait(&mut child);
     let said = stderr.join().unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
@@ -353,10 +355,6 @@ fn json(output: &Output) -> Value {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn signal(which: &str, process: u32) {
-    assert!(Command::new("kill").args([which, &process.to_string()]).status().unwrap().success());
 }
 
 // --- the machine

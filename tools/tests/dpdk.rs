@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 use ferroce_driver_test_support::dpdk;
+use ferroce_driver_test_support::signal::Signal;
 
 const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
 
@@ -48,10 +49,10 @@ fn a_memif_client_gives_its_server_time_to_answer() {
         let command = "perf write bw -n 10 -m 4096 -p 18519 --check --json";
         let mut server = start(None, command, &server, None);
         server.ready();
-        server.signal("STOP");
+        server.signal(Signal::STOP);
         let client = start(None, command, &client, Some("127.0.0.1"));
         thread::sleep(Duration::from_millis(700));
-        server.signal("CONT");
+        server.signal(Signal::CONT);
         judge(command, server, &client.end());
     }
 }

@@ -8,6 +8,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use ends::{Ferroce, Namespaces, Outcome, SERVER, alone};
+use ferroce_driver_test_support::signal::Signal;
 
 /// An address of the loopback interface that is nobody else's.
 fn address(last: u8) -> String {
@@ -43,7 +44,7 @@ fn a_persistent_server_serves_one_after_another_until_a_signal() {
             assert_eq!(outcome.code, Some(0), "{command}: {outcome:#?}");
         }
         server.ready();
-        server.signal("TERM");
+        server.signal(Signal::TERM);
         let outcome = server.end();
         assert_eq!(outcome.code, Some(0), "{command}: {outcome:#?}");
         assert!(outcome.stderr.contains("has served 3 clients"), "{command}: {outcome:#?}");
@@ -91,7 +92,7 @@ fn a_persistent_server_waits_for_its_port() {
         server.ready();
         assert_eq!(client(command, port, "127.0.0.1").code, Some(0), "{command}");
         server.ready();
-        server.signal("TERM");
+        server.signal(Signal::TERM);
         assert_eq!(server.end().code, Some(0), "{command}");
     }
 }
@@ -118,7 +119,7 @@ fn a_second_client_is_refused_at_once() {
 fn a_signal_while_no_client_is_there_is_the_end_of_a_server() {
     let _alone = alone();
     for (command, port, _) in protocols() {
-        for signal in ["INT", "TERM"] {
+        for signal in [Signal::INT, Signal::TERM] {
             let mut server = Ferroce::start(None, &format!("{command} -p {port} -d udp:{}", address(0)));
             server.ready();
             server.signal(signal);

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use ends::{Ferroce, LIMIT, Namespaces, Outcome, SERVER, VETH, alone, refused};
 use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::signal::Signal;
 use serde_json::Value;
 
 const PERF: &str = "perf write bw -D 60";
@@ -230,9 +231,9 @@ fn a_prometheus_server_is_answered_over_http() {
         answer.contains("\nferroce_contexts 2\n") && answer.contains("\nferroce_contexts_unread 0\n"),
         "{answer}"
     );
-    process.signal("STOP");
+    process.signal(Signal::STOP);
     let answer = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
-    process.signal("CONT");
+    process.signal(Signal::CONT);
     assert!(
         answer.contains("\nferroce_contexts 0\n") && answer.contains("\nferroce_contexts_unread 2\n"),
         "{answer}"
@@ -390,7 +391,7 @@ fn what_others_put_into_tmp_stops_nobody() {
             "{answer}"
         );
     }
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     let server = server.end();
     assert_eq!(server.code, Some(0));
     // What stays as it is is said once.
@@ -440,11 +441,11 @@ fn a_signal_ends_it_while_it_waits() {
     let mut litter = Litter::default();
     litter.socket(&own_directory(), "0.silent", None);
     for (arguments, signal, status) in [
-        ("", "TERM", 130),
-        ("--watch 100", "INT", 130),
+        ("", Signal::TERM, 130),
+        ("--watch 100", Signal::INT, 130),
         // A server has done its work.
-        ("--listen 127.0.0.1:0", "TERM", 0),
-        ("--listen 0", "INT", 0),
+        ("--listen 127.0.0.1:0", Signal::TERM, 0),
+        ("--listen 0", Signal::INT, 0),
     ] {
         let waiting = Ferroce::start(None, &format!("stat {} {arguments}", process.pid()));
         thread::sleep(Duration::from_millis(500));

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use ends::{Ferroce, Outcome, alone};
+use ferroce_driver_test_support::signal::Signal;
 use serde_json::{Value, json};
 
 /// An address of the loopback interface that is nobody else's.
@@ -70,7 +71,7 @@ fn a_server_that_waits_among_visitors_is_interrupted() {
     let (server, port) = server("perf write bw");
     let _silent: Vec<TcpStream> = (0..4).map(|_| visit(port)).collect();
     thread::sleep(Duration::from_millis(100));
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     let outcome = server.end();
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
@@ -127,7 +128,7 @@ fn a_server_whose_client_never_stops_talking_is_interrupted() {
     let alive = b"\0\0\0\x07\"Alive\"".repeat(10_000);
     let flood = thread::spawn(move || while client.0.write_all(&alive).is_ok() {});
     thread::sleep(Duration::from_millis(500));
-    server.signal("TERM");
+    server.signal(Signal::TERM);
     let outcome = server.end();
     flood.join().unwrap();
     assert_eq!(outcome.code, Some(130), "{outcome:#?}");

@@ -13,6 +13,7 @@
 //! - [`random`]: numbers that a test draws again by its seed.
 //! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
 //! - [`rdmacm_stub`]: a librdmacm whose peers answer at once.
+//! - [`signal`]: signals to processes.
 //! - [`waited`]: a port that counts how often it is waited for.
 //!
 //! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`], [`readiness`] and [`waited`]: these are about the
@@ -30,4 +31,5 @@ pub mod random;
 pub mod rdmacm_stub;
 pub mod readiness;
 pub mod rnic_stub;
+pub mod signal;
 pub mod waited;

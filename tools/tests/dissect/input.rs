@@ -5,6 +5,8 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use ferroce_driver_test_support::signal::{Signal, signal};
+
 use super::{ETHERNET, TempFile, ferroce, fixture, frames};
 
 /// Runs `dissect -` with `bytes` as standard input.
@@ -142,8 +144,7 @@ impl Live {
 
     /// As Ctrl-C does.
     fn interrupt(&self) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        signal(self.child.id(), Signal::INT);
     }
 
     /// The summary, and the exit status.

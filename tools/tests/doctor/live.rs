@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ferroce_driver_test_support::namespaces::inside;
 use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::signal::Signal;
 use serde_json::Value;
 
 use super::ends::{Ferroce, LIMIT, alone};
@@ -149,9 +150,9 @@ fn a_sick_application_is_examined() {
         "{:#?}",
         itself.report
     );
-    app.signal("STOP");
+    app.signal(Signal::STOP);
     check().fails(&["context"], &["does not say what it counts", "stopped or stuck"]);
-    app.signal("CONT");
+    app.signal(Signal::CONT);
     // Another address of the host is free.
     run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
     let found = way.check(&format!("-d udp:10.1.1.3 {}", PEER[0]));

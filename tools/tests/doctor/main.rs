@@ -13,6 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use ends::{Ferroce, alone, refused};
+use ferroce_driver_test_support::signal::Signal;
 use serde_json::{Value, json};
 use way::{Found, PEER, Way, run};
 
@@ -435,7 +436,7 @@ fn visitors_that_say_nothing_keep_no_check_waiting() {
     // In the middle of a check it hears signals, too.
     let _waiting = Client::at("127.0.0.1");
     thread::sleep(Duration::from_millis(200));
-    far.signal("TERM");
+    far.signal(Signal::TERM);
     let far = far.end();
     assert_eq!(far.code, Some(130), "{far:#?}");
     assert!(far.took < Duration::from_secs(1), "{:?}", far.took);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::signal::{Signal, signal};
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
@@ -143,12 +144,11 @@ impl Ferroce {
 
     /// SIGINT.
     pub(crate) fn interrupt(&self) {
-        self.signal("INT");
+        self.signal(Signal::INT);
     }
 
-    pub(crate) fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    pub(crate) fn signal(&self, which: Signal) {
+        signal(self.pid(), which);
     }
 
     /// Waits for its end.

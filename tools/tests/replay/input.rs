@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::signal::{Signal, signal};
 
 use crate::{fixtures, replay, text};
 
@@ -45,8 +46,7 @@ fn ctrl_c_ends_a_live_capture_which_is_then_judged() {
             (u64::from_str_radix(caught.trim(), 16).ok()? & 2 != 0).then_some(())
         };
         until(Duration::from_secs(30), catches, || "a handler of SIGINT".to_owned());
-        let pid = child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill runs").success());
+        signal(child.id(), Signal::INT);
         if ends_too {
             stdin.write_all(&bytes[first_frame..]).expect("it still reads");
             drop(stdin);
