@@ -49,6 +49,7 @@ pub mod cycles;
 pub mod dpdk;
 pub mod echo;
 mod frame;
+pub mod gpu;
 pub mod heap;
 pub mod holder;
 mod icmp;
@@ -86,7 +87,7 @@ pub use frame::{
 };
 pub use kept::{KeptFrame, RxFrame};
 pub use membership::Membership;
-pub use memory::{Memory, MemoryError, MemoryKind, Payload, Pinned, Span};
+pub use memory::{Held, Memory, MemoryError, MemoryKind, Payload, Piece, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
 #[doc(hidden)]

@@ -5,10 +5,12 @@
 //! | [`Memory::zeroed`], [`Memory::copy_of`] | [`Owned`](MemoryKind::Owned) | that context alone | yes |
 //! | [`Memory::shared`] | [`Shared`](MemoryKind::Shared) | every context and thread with a handle of it | no |
 //! | [`Memory::from_raw`] | [`Foreign`](MemoryKind::Foreign) | whoever has the pointer | no |
+//! | [`gpu::Device::allocate`](crate::gpu::Device::allocate) | [`Device`](MemoryKind::Device) | the GPU, by copies | no |
 //!
 //! A kind is for life. Copies ([`read`](Memory::read), [`write`](Memory::write)) and words
 //! ([`load_u64`](Memory::load_u64), [`store_u64`](Memory::store_u64)) work on every kind.
 
+mod device;
 mod host;
 mod payload;
 mod span;
@@ -20,9 +22,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::gpu::{self, GpuError};
+
+pub use device::{Held, Piece};
 pub(crate) use host::AnonymousMapping;
 pub use payload::{Payload, Pinned};
 pub use span::Span;
+pub(crate) use span::copy_in;
 
 /// A block of memory with a stable address, to be registered with a context, which gives it back with the
 /// registration's end.
@@ -44,6 +50,8 @@ pub use span::Span;
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
+    /// How many bytes the CPU may touch: all, or none of a device's.
+    reach: usize,
     /// One of this value's own: what is pinned has a share in it, and nobody else.
     block: Arc<Handle>,
 }
@@ -59,6 +67,7 @@ struct Handle {
 enum Block {
     Host { _mapping: Arc<AnonymousMapping> },
     Foreign { _owner: Arc<dyn Any + Send + Sync> },
+    Device(Arc<dyn gpu::Block>),
 }
 
 /// Who may reach memory.
@@ -71,6 +80,8 @@ pub enum MemoryKind {
     Shared,
     /// Anybody.
     Foreign,
+    /// A GPU. The CPU touches none of it.
+    Device,
 }
 
 /// Why memory can't be reached so.
@@ -79,8 +90,10 @@ pub enum MemoryKind {
 pub enum MemoryError {
     /// A slice would promise that nobody writes there meanwhile.
     #[error(
-        "{kind} memory has no slices, because others may write it at any time: use read and write, load_u64 and \
-         store_u64, or atomics"
+        "{kind} memory has no slices, because {}", match kind {
+            MemoryKind::Device => "the CPU can't reach it: use read and write",
+            _ => "others may write it at any time: use read and write, load_u64 and store_u64, or atomics",
+        }
     )]
     NoSlices {
         /// The memory's kind.
@@ -105,6 +118,12 @@ pub enum MemoryError {
         /// How many there are.
         length: usize,
     },
+    /// The device could not copy.
+    #[error(transparent)]
+    Gpu(GpuError),
+    /// A word of a device's memory that is to be changed at once.
+    #[error("memory of a device has no atomics: load and store its words")]
+    NoAtomics,
     /// A word of memory that several reach does not lie at a multiple of its size.
     #[error("offset {offset}: its address must be a multiple of 8")]
     Alignment {
@@ -144,7 +163,7 @@ impl Memory {
     pub fn copy_of(bytes: &[u8]) -> io::Result<Memory> {
         let memory = Memory::zeroed(bytes.len())?;
         // SAFETY: the mapping has as many bytes, and nobody else knows of it.
-        unsafe { span::copy_in(memory.base, bytes) };
+        unsafe { copy_in(memory.base, bytes) };
         Ok(memory)
     }
 
@@ -165,14 +184,14 @@ impl Memory {
     /// contract. Nobody may have a Rust reference to them that is not of atomics.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize, owner: impl Any + Send + Sync) -> Memory {
         let block = Block::Foreign { _owner: Arc::new(owner) };
-        Memory { base, len, block: Arc::new(Handle { kind: MemoryKind::Foreign, block }) }
+        Memory { base, len, reach: len, block: Arc::new(Handle { kind: MemoryKind::Foreign, block }) }
     }
 
     fn mapped(len: usize, kind: MemoryKind) -> io::Result<Memory> {
         let mapping = AnonymousMapping::zeroed(len)?;
         let base = mapping.base();
         let block = Block::Host { _mapping: Arc::new(mapping) };
-        Ok(Memory { base, len, block: Arc::new(Handle { kind, block }) })
+        Ok(Memory { base, len, reach: len, block: Arc::new(Handle { kind, block }) })
     }
 
     /// Another handle of the same bytes.
@@ -184,7 +203,7 @@ impl Memory {
             return Err(MemoryError::NotShared);
         }
         let handle = Handle { kind: self.block.kind, block: self.block.block.clone() };
-        Ok(Memory { base: self.base, len: self.len, block: Arc::new(handle) })
+        Ok(Memory { base: self.base, len: self.len, reach: self.reach, block: Arc::new(handle) })
     }
 
     /// Who may reach it.
@@ -242,7 +261,10 @@ impl Memory {
     /// # Errors
     /// [`MemoryError::Range`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), MemoryError> {
-        self.span(offset, to.len()).ok_or_else(|| self.range(offset, to.len()))?.copy_to(to);
+        match self.span(offset, to.len()) {
+            Some(span) => span.copy_to(to),
+            None => self.read_by_device(offset, to)?,
+        }
         Ok(())
     }
 
@@ -253,13 +275,17 @@ impl Memory {
     /// [`MemoryError::Range`].
     #[inline]
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
-        match self.place(offset, from.len()) {
-            // SAFETY: so many bytes of the block. If it is owned, `&mut self` says that nobody else reaches it; if it
-            // is not, nobody has a reference to it but of atomics.
-            Some(to) => unsafe { span::copy_in(to, from) },
-            None => return Err(self.range(offset, from.len())),
-        }
-        Ok(())
+        if self.write_by_cpu(offset, from) { Ok(()) } else { self.write_by_device(offset, from) }
+    }
+
+    /// As [`write`](Memory::write), if the CPU can reach all of these bytes. Returns whether it can.
+    #[inline(always)]
+    pub fn write_by_cpu(&mut self, offset: u64, from: &[u8]) -> bool {
+        let Some(to) = self.place(offset, from.len()) else { return false };
+        // SAFETY: so many bytes of the block. If it is owned, `&mut self` says that nobody else reaches it; if it
+        // is not, nobody has a reference to it but of atomics.
+        unsafe { copy_in(to, from) };
+        true
     }
 
     /// The word at `offset`, in this machine's byte order, with acquire.
@@ -280,7 +306,7 @@ impl Memory {
     pub fn store_u64(&mut self, offset: u64, value: u64) -> Result<(), MemoryError> {
         match self.word(offset) {
             Ok(word) => word.store(value, Ordering::Release),
-            Err(error) => _ = self.change_plainly(offset, error, |_| value)?,
+            Err(error) => self.store_plainly(offset, error, value)?,
         }
         Ok(())
     }
@@ -288,7 +314,7 @@ impl Memory {
     /// Stores `new` at `offset` if `expected` is there; returns what was there.
     ///
     /// # Errors
-    /// As [`load_u64`](Memory::load_u64).
+    /// As [`load_u64`](Memory::load_u64); [`MemoryError::NoAtomics`] for a device's memory.
     pub fn compare_swap(&mut self, offset: u64, expected: u64, new: u64) -> Result<u64, MemoryError> {
         match self
             .word(offset)
@@ -304,7 +330,7 @@ impl Memory {
     /// Adds to the word at `offset`, which wraps; returns what was there.
     ///
     /// # Errors
-    /// As [`load_u64`](Memory::load_u64).
+    /// As [`compare_swap`](Memory::compare_swap).
     pub fn fetch_add(&mut self, offset: u64, value: u64) -> Result<u64, MemoryError> {
         match self.word(offset) {
             Ok(word) => Ok(word.fetch_add(value, Ordering::AcqRel)),
@@ -312,15 +338,19 @@ impl Memory {
         }
     }
 
-    /// Of owned memory a word may lie anywhere: nobody else reaches it meanwhile.
+    /// Of owned memory a word may lie anywhere: nobody else reaches it meanwhile. Of a device's it is copied.
     #[cold]
     fn plain_word(&self, offset: u64, error: MemoryError) -> Result<u64, MemoryError> {
-        if !matches!(error, MemoryError::Alignment { .. }) || self.kind() != MemoryKind::Owned {
-            return Err(error);
-        }
+        self.check_plain(error)?;
         let mut bytes = [0; 8];
         self.read(offset, &mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
+    }
+
+    #[cold]
+    fn store_plainly(&mut self, offset: u64, error: MemoryError, value: u64) -> Result<(), MemoryError> {
+        self.check_plain(error)?;
+        self.write(offset, &value.to_ne_bytes())
     }
 
     #[cold]
@@ -330,19 +360,32 @@ impl Memory {
         error: MemoryError,
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, MemoryError> {
+        if error == MemoryError::NoAtomics {
+            return Err(error);
+        }
         let found = self.plain_word(offset, error)?;
         self.write(offset, &change(found).to_ne_bytes())?;
         Ok(found)
     }
 
+    /// Whether a word that is none of atomics may be copied.
+    fn check_plain(&self, error: MemoryError) -> Result<(), MemoryError> {
+        match (&error, self.kind()) {
+            (MemoryError::Alignment { .. }, MemoryKind::Owned) | (MemoryError::NoAtomics, _) => Ok(()),
+            _ => Err(error),
+        }
+    }
+
     /// The words from the start on, as atomics: a table that peers READ while the application writes it.
     ///
     /// # Errors
-    /// [`MemoryError::NotShared`] for owned memory, whose bytes may be borrowed as slices;
-    /// [`MemoryError::Alignment`] for foreign memory that begins elsewhere than at a multiple of 8.
+    /// [`MemoryError::NotShared`] for owned memory, whose bytes may be borrowed as slices; [`MemoryError::NoAtomics`] for a
+    /// device's; [`MemoryError::Alignment`] for foreign memory that begins elsewhere than at a multiple of 8.
     pub fn atomics(&self) -> Result<&[AtomicU64], MemoryError> {
-        if self.kind() == MemoryKind::Owned {
-            return Err(MemoryError::NotShared);
+        match self.kind() {
+            MemoryKind::Owned => return Err(MemoryError::NotShared),
+            MemoryKind::Device => return Err(MemoryError::NoAtomics),
+            MemoryKind::Shared | MemoryKind::Foreign => {}
         }
         if !self.is_aligned(0) {
             return Err(MemoryError::Alignment { offset: 0 });
@@ -370,7 +413,7 @@ impl Memory {
     #[inline(always)]
     fn place(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
-        if offset > self.len || len > self.len - offset {
+        if offset > self.reach || len > self.reach - offset {
             return None;
         }
         // SAFETY: inside the block or at its end, as was just seen.
@@ -378,13 +421,18 @@ impl Memory {
     }
 
     fn word(&self, offset: u64) -> Result<&AtomicU64, MemoryError> {
-        let place = self.place(offset, 8).ok_or_else(|| self.range(offset, 8))?;
+        let place = self.place(offset, 8).ok_or_else(|| self.no_word(offset))?;
         if !self.is_aligned(offset) {
             return Err(MemoryError::Alignment { offset });
         }
         // SAFETY: eight initialised bytes, aligned, for the life of `self`. Of owned memory it is a word that nobody
         // writes while `self` is borrowed, unless by `&mut self`; of other memory nobody has a reference but of atomics.
         Ok(unsafe { AtomicU64::from_ptr(place.as_ptr().cast()) })
+    }
+
+    #[cold]
+    fn no_word(&self, offset: u64) -> MemoryError {
+        if self.piece(offset, 8).is_some() { MemoryError::NoAtomics } else { self.range(offset, 8) }
     }
 
     #[cold]
@@ -405,6 +453,7 @@ impl fmt::Display for MemoryKind {
             MemoryKind::Owned => "owned",
             MemoryKind::Shared => "shared",
             MemoryKind::Foreign => "foreign",
+            MemoryKind::Device => "device",
         })
     }
 }

@@ -40,7 +40,7 @@ impl AnonymousMapping {
         }
     }
 
-    pub(super) fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 }

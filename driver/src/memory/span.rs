@@ -17,7 +17,7 @@ impl<'a> Span<'a> {
     /// # Safety
     /// `len` initialised bytes at `base` are valid for reads for the life `'a`.
     #[inline(always)]
-    pub(super) unsafe fn new(base: NonNull<u8>, len: usize) -> Span<'a> {
+    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> Span<'a> {
         Span { base, len, life: PhantomData }
     }
 
@@ -112,7 +112,7 @@ const WORD: usize = size_of::<u64>();
 /// # Safety
 /// As many bytes at `to` are valid for writes, and nobody has a reference to them but of atomics.
 #[inline(always)]
-pub(super) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
+pub(crate) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
     let before = from.len().saturating_sub(WORD);
     let (first, last) = from.split_at(before);
     // SAFETY: inside `to`, which has as many bytes as `from`.

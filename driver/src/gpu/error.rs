@@ -1,0 +1,40 @@
+use std::fmt;
+
+/// What a GPU refuses.
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// The queue of copies has no room now.
+    #[error("{device}: {copies} copies are under way, which is all that its queue holds: try again when some have ended")]
+    Full {
+        /// The device.
+        device: String,
+        /// How many there are.
+        copies: usize,
+    },
+    /// A call of the device's library has failed.
+    #[error("{device}: {call}: {reason}")]
+    Call {
+        /// The device.
+        device: String,
+        /// The function.
+        call: &'static str,
+        /// What it returned, and the remedy if there is one.
+        reason: String,
+    },
+    /// Host memory could not be had.
+    #[error("{bytes} bytes of host memory for copies of a GPU: {reason}")]
+    Staging {
+        /// How many.
+        bytes: usize,
+        /// What the kernel says.
+        reason: String,
+    },
+}
+
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for GpuError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,87 @@
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::GpuError;
+use crate::memory::{AnonymousMapping, Span, copy_in};
+
+/// Host memory between the memory of GPUs and packets. Clones are the same bytes.
+///
+/// A device may write them at any time, so there are no slices of them.
+#[derive(Clone, Debug)]
+pub struct Staging(Arc<AnonymousMapping>);
+
+impl Staging {
+    /// `len` bytes, zeroed and prefaulted.
+    ///
+    /// # Errors
+    /// [`GpuError::Staging`].
+    pub fn new(len: usize) -> Result<Staging, GpuError> {
+        let mapping = AnonymousMapping::zeroed(len);
+        Ok(Staging(Arc::new(mapping.map_err(|error| GpuError::Staging { bytes: len, reason: error.to_string() })?)))
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "there is no use for one without bytes")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Bytes to copy from.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn span(&self, at: usize, len: usize) -> Span<'_> {
+        // SAFETY: so many initialised bytes, for the life of `self`.
+        unsafe { Span::new(self.place(at, len), len) }
+    }
+
+    /// Copies the bytes from `at` on to `to`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn read(&self, at: usize, to: &mut [u8]) {
+        self.span(at, to.len()).copy_to(to);
+    }
+
+    /// Copies `from` to the bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    pub fn write(&self, at: usize, from: &[u8]) {
+        // SAFETY: so many bytes of the mapping, of which nobody has a reference.
+        unsafe { copy_in(self.place(at, from.len()), from) };
+    }
+
+    /// Where these bytes are.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn place(&self, at: usize, len: usize) -> NonNull<u8> {
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(inside, "{len} bytes from {at} on, of staging of {} bytes", self.len());
+        // SAFETY: inside the mapping or at its end, as was just seen.
+        unsafe { self.0.base().add(at) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clones_are_the_same_bytes() {
+        let staging = Staging::new(100).unwrap();
+        staging.clone().write(90, b"the end...");
+        let mut found = [0; 11];
+        staging.read(89, &mut found);
+        assert_eq!(&found, b"\0the end...");
+    }
+
+    #[test]
+    #[should_panic(expected = "11 bytes from 90 on, of staging of 100 bytes")]
+    fn nothing_outside_is_reached() {
+        Staging::new(100).unwrap().write(90, &[0; 11]);
+    }
+}

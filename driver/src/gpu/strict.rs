@@ -1,0 +1,368 @@
+//! A device for tests, as strict as a GPU can be.
+//!
+//! Its memory is mapped twice: the application's addresses fault whoever touches them, and the device copies by others. What is
+//! copied lands late, in no order, or not at all, as a seed says, by the time that is told: a run replays bit for bit.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::{Block, CopyFailed, Device, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket};
+use crate::memory::{Memory, Piece};
+use crate::Nanos;
+
+/// How a strict device behaves. By default it copies right away and never fails.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Strict {
+    /// What chance is drawn from.
+    pub seed: u64,
+    /// A copy lands up to so much later than it was submitted.
+    pub latest: Duration,
+    /// One copy of so many fails; none if it is 0.
+    pub fails_one_in: u32,
+    /// Copies of a queue that are under way at once.
+    pub depth: usize,
+}
+
+impl Default for Strict {
+    fn default() -> Strict {
+        Strict { seed: 0, latest: Duration::ZERO, fails_one_in: 0, depth: 64 }
+    }
+}
+
+impl Strict {
+    /// Makes the device.
+    ///
+    /// # Errors
+    /// None yet; a device that is opened may fail.
+    pub fn open(self) -> Result<Arc<StrictDevice>, GpuError> {
+        Ok(Arc::new_cyclic(|this| StrictDevice {
+            this: this.clone(),
+            name: format!("strict:{}", self.seed),
+            settings: self,
+            queues: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
+            copied: AtomicU64::new(0),
+            copies: AtomicU64::new(0),
+        }))
+    }
+}
+
+/// A device for tests.
+#[derive(Debug)]
+pub struct StrictDevice {
+    this: Weak<StrictDevice>,
+    name: String,
+    settings: Strict,
+    /// How many there were, each with a stream of chance of its own.
+    queues: AtomicU64,
+    is_lost: AtomicBool,
+    /// Bytes that queues have copied, and in how many copies.
+    copied: AtomicU64,
+    copies: AtomicU64,
+}
+
+impl StrictDevice {
+    /// From now on every copy fails, those under way too.
+    pub fn lose(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// How many copies its queues were given, and of how many bytes.
+    pub fn copies(&self) -> (u64, u64) {
+        (self.copies.load(Ordering::Relaxed), self.copied.load(Ordering::Relaxed))
+    }
+
+    fn this(&self) -> Arc<StrictDevice> {
+        // Whoever calls has it by an `Arc`, for there is no other way to make one.
+        self.this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+    }
+
+    fn refused(&self, call: &'static str, reason: impl ToString) -> GpuError {
+        GpuError::Call { device: self.name.clone(), call, reason: reason.to_string() }
+    }
+
+    fn check_lost(&self, call: &'static str) -> Result<(), GpuError> {
+        if self.is_lost.load(Ordering::Relaxed) { Err(self.refused(call, "the device is lost")) } else { Ok(()) }
+    }
+}
+
+impl Device for StrictDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn allocate(&self, len: usize) -> Result<Memory, GpuError> {
+        self.check_lost("allocate")?;
+        let mapped = TwoMappings::new(len).map_err(|error| self.refused("mmap", error))?;
+        let address = mapped.forbidden;
+        let device: Arc<dyn Device> = self.this();
+        Ok(Memory::of_device(Arc::new(StrictBlock { device, strict: self.this(), mapped }), address, len))
+    }
+
+    fn queue(&self) -> Result<Box<dyn Queue>, GpuError> {
+        self.check_lost("queue")?;
+        let number = self.queues.fetch_add(1, Ordering::Relaxed);
+        Ok(Box::new(StrictQueue {
+            device: self.this(),
+            chance: ChaCha8Rng::seed_from_u64(self.settings.seed.wrapping_add(number << 32)),
+            copies: VecDeque::with_capacity(self.settings.depth),
+            last: Ticket::NONE,
+        }))
+    }
+}
+
+/// The same bytes at two addresses.
+#[derive(Debug)]
+struct TwoMappings {
+    /// Where the application has them: any access faults.
+    forbidden: NonNull<u8>,
+    /// Where the device has them.
+    open: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are reached by copies of raw pointers alone, which nobody has a reference to.
+unsafe impl Send for TwoMappings {}
+// SAFETY: as above.
+unsafe impl Sync for TwoMappings {}
+
+impl TwoMappings {
+    fn new(len: usize) -> io::Result<TwoMappings> {
+        let file = File::from(memfd_create("ferroce-strict", MemfdFlags::CLOEXEC)?);
+        file.set_len(len.max(1) as u64)?;
+        let forbidden = map(&file, len, libc::PROT_NONE, 0)?;
+        match map(&file, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_POPULATE) {
+            Ok(open) => Ok(TwoMappings { forbidden, open, len }),
+            Err(error) => {
+                unmap(forbidden, len);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where the device has these bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    fn place(&self, offset: u64, len: usize) -> NonNull<u8> {
+        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len as u64);
+        assert!(inside, "{len} bytes from {offset} on, of memory of {} bytes", self.len);
+        // SAFETY: inside the mapping or at its end, as was just seen.
+        unsafe { self.open.add(offset as usize) }
+    }
+}
+
+impl Drop for TwoMappings {
+    fn drop(&mut self) {
+        unmap(self.forbidden, self.len);
+        unmap(self.open, self.len);
+    }
+}
+
+fn map(file: &File, len: usize, protection: i32, flags: i32) -> io::Result<NonNull<u8>> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+    let base = unsafe {
+        libc::mmap(std::ptr::null_mut(), len.max(1), protection, libc::MAP_SHARED | flags, file.as_raw_fd(), 0)
+    };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))
+}
+
+fn unmap(base: NonNull<u8>, len: usize) {
+    // SAFETY: a mapping of `map`, of that length, of which nothing is used any more; unmapped once.
+    unsafe { libc::munmap(base.as_ptr().cast(), len.max(1)) };
+}
+
+#[derive(Debug)]
+struct StrictBlock {
+    device: Arc<dyn Device>,
+    strict: Arc<StrictDevice>,
+    mapped: TwoMappings,
+}
+
+impl Block for StrictBlock {
+    fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError> {
+        self.strict.check_lost("read")?;
+        // SAFETY: so many initialised bytes, and a unique borrow that overlaps nothing that anybody writes.
+        unsafe { self.mapped.place(offset, to.len()).copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
+        self.strict.check_lost("write")?;
+        // SAFETY: so many bytes of a mapping of which nobody has a reference.
+        unsafe { self.mapped.place(offset, from.len()).copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct StrictQueue {
+    device: Arc<StrictDevice>,
+    chance: ChaCha8Rng,
+    /// Those that are not told to have ended, by their numbers.
+    copies: VecDeque<Submitted>,
+    last: Ticket,
+}
+
+struct Submitted {
+    ticket: Ticket,
+    /// When it lands.
+    due: Nanos,
+    has_landed: bool,
+    fails: bool,
+    direction: Direction,
+    staging: Staging,
+    at: usize,
+    spans: ArrayVec<Span, MAX_PIECES>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Direction {
+    Gather,
+    Scatter,
+}
+
+impl Submitted {
+    fn land(&mut self) {
+        self.has_landed = true;
+        if self.fails {
+            return;
+        }
+        let mut at = self.at;
+        for span in &self.spans {
+            let Some(block) = span.held.block().as_any().downcast_ref::<StrictBlock>() else { continue };
+            let (staged, own) = (self.staging.place(at, span.len), block.mapped.place(span.offset, span.len));
+            let (from, to) = match self.direction {
+                Direction::Gather => (own, staged),
+                Direction::Scatter => (staged, own),
+            };
+            // SAFETY: so many bytes at both, which are two mappings; nobody has a reference to either.
+            unsafe { from.copy_to_nonoverlapping(to, span.len) };
+            at += span.len;
+        }
+    }
+}
+
+impl StrictQueue {
+    fn submit(
+        &mut self,
+        now: Nanos,
+        pieces: &[Piece<'_>],
+        (direction, staging, at): (Direction, &Staging, usize),
+        after: Ticket,
+    ) -> Result<Ticket, GpuError> {
+        let Strict { latest, fails_one_in, depth, .. } = self.device.settings;
+        self.device.check_lost("copy")?;
+        if self.copies.len() >= depth {
+            return Err(GpuError::Full { device: self.device.name.clone(), copies: depth });
+        }
+        let spans: ArrayVec<Span, MAX_PIECES> = pieces.iter().map(Span::of).collect();
+        let bytes: usize = spans.iter().map(|span| span.len).sum();
+        // What is wrong is found out here and not when it lands.
+        staging.place(at, bytes);
+        for span in &spans {
+            let block = span.held.block().as_any().downcast_ref::<StrictBlock>();
+            let is_own = block.is_some_and(|block| Arc::ptr_eq(&block.strict, &self.device));
+            assert!(is_own, "a piece of another device's memory, in a queue of {}", self.device.name);
+        }
+        let late = u128::from(self.chance.next_u64()) * latest.as_nanos() >> 64;
+        let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
+        let due = Nanos(now.0 + late as u64).max(before.unwrap_or(Nanos::ZERO));
+        let fails = fails_one_in > 0 && self.chance.next_u32() % fails_one_in == 0;
+        self.last = self.last.next();
+        self.device.copies.fetch_add(1, Ordering::Relaxed);
+        self.device.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        let staging = staging.clone();
+        let copy = Submitted { ticket: self.last, due, has_landed: false, fails, direction, staging, at, spans };
+        self.copies.push_back(copy);
+        Ok(self.last)
+    }
+
+    /// Lands what is due by `now`, in the order of the times.
+    fn land(&mut self, now: Nanos) {
+        let is_next = |copy: &&mut Submitted| !copy.has_landed && copy.due <= now;
+        while let Some(copy) = self.copies.iter_mut().filter(is_next).min_by_key(|copy| (copy.due, copy.ticket)) {
+            copy.fails |= self.device.is_lost.load(Ordering::Relaxed);
+            copy.land();
+        }
+    }
+}
+
+impl Queue for StrictQueue {
+    fn gather(
+        &mut self,
+        now: Nanos,
+        from: &[Piece<'_>],
+        to: &Staging,
+        at: usize,
+    ) -> Result<Ticket, GpuError> {
+        self.submit(now, from, (Direction::Gather, to, at), Ticket::NONE)
+    }
+
+    fn scatter(
+        &mut self,
+        now: Nanos,
+        from: &Staging,
+        at: usize,
+        to: &[Piece<'_>],
+        after: Ticket,
+    ) -> Result<Ticket, GpuError> {
+        self.submit(now, to, (Direction::Scatter, from, at), after)
+    }
+
+    fn done(&mut self, now: Nanos) -> Result<Ticket, CopyFailed> {
+        let is_lost = self.device.is_lost.load(Ordering::Relaxed);
+        self.land(if is_lost { Nanos::NEVER } else { now });
+        while let Some(copy) = self.copies.front()
+            && copy.has_landed
+        {
+            let (ticket, fails) = (copy.ticket, copy.fails);
+            self.copies.pop_front();
+            if fails {
+                let reason = if is_lost { "the device is lost" } else { "as the seed says" };
+                return Err(CopyFailed { ticket, source: self.device.refused("copy", reason) });
+            }
+        }
+        Ok(self.copies.front().map_or(self.last, |copy| Ticket(copy.ticket.0 - 1)))
+    }
+
+    fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        if self.device.is_lost.load(Ordering::Relaxed) && !self.copies.is_empty() {
+            return Some(now);
+        }
+        // The oldest holds up all others.
+        self.copies.front().map(|copy| copy.due)
+    }
+}
+
+impl Drop for StrictQueue {
+    fn drop(&mut self) {
+        self.land(Nanos::NEVER);
+    }
+}
+
+#[cfg(test)]
+mod tests;

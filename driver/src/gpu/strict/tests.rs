@@ -1,0 +1,126 @@
+use super::*;
+use crate::MemoryKind;
+
+const LATER: Nanos = Nanos(1_000_000_000);
+
+fn filled(device: &StrictDevice, bytes: &[u8]) -> Memory {
+    let mut memory = device.allocate(bytes.len()).unwrap();
+    memory.write(0, bytes).unwrap();
+    memory
+}
+
+fn bytes_of(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn the_cpu_gets_nothing_but_copies() {
+    let device = Strict::default().open().unwrap();
+    let mut memory = filled(&device, b"0123456789abcdef");
+    assert_eq!((memory.kind(), memory.device().unwrap().name()), (MemoryKind::Device, "strict:0"));
+    assert!(memory.bytes().is_err() && memory.bytes_mut().is_err() && memory.share().is_ok());
+    assert!(memory.span(0, 1).is_none() && memory.payload(0, 1).is_none());
+    assert!(!memory.write_by_cpu(1, b"x") && memory.atomics().is_err());
+    assert_eq!(memory.load_u64(4).unwrap(), u64::from_ne_bytes(*b"456789ab"));
+    memory.store_u64(5, u64::from_ne_bytes(*b"ABCDEFGH")).unwrap();
+    assert_eq!(bytes_of(&memory), b"01234ABCDEFGHdef");
+    for error in [memory.fetch_add(0, 1), memory.compare_swap(3, 0, 1)] {
+        assert_eq!(error.unwrap_err().to_string(), "memory of a device has no atomics: load and store its words");
+    }
+    let outside = memory.read(10, &mut [0; 7]).unwrap_err();
+    assert_eq!(outside.to_string(), "7 bytes from offset 10 on, of memory of 16 bytes");
+    assert!(memory.load_u64(9).is_err() && memory.write(16, b"x").is_err() && memory.write(16, b"").is_ok());
+}
+
+/// Its addresses are forbidden for the kernel too, which tells so in place of a signal.
+#[test]
+fn its_addresses_fault() {
+    let memory = Strict::default().open().unwrap().allocate(4096).unwrap();
+    let null = File::options().write(true).open("/dev/random").unwrap();
+    // SAFETY: the kernel checks the address, and takes nothing from it.
+    let written = unsafe { libc::write(null.as_raw_fd(), memory.address().as_ptr().cast(), 16) };
+    assert_eq!((written, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EFAULT)));
+}
+
+#[test]
+fn copies_land_when_they_are_due_and_end_in_their_order() {
+    let device = Strict { seed: 7, latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
+    let (from, to) = (filled(&device, &[7; 64]), filled(&device, &[0; 64]));
+    let (staging, mut queue) = (Staging::new(128).unwrap(), device.queue().unwrap());
+    let piece = |memory, offset, len| Memory::piece(memory, offset, len).unwrap();
+    let mut tickets = Vec::new();
+    for n in 0..16 {
+        tickets.push(queue.gather(Nanos(0), &[piece(&from, 4 * n, 4)], &staging, 4 * n as usize).unwrap());
+    }
+    assert_eq!(tickets, (1..=16).map(Ticket).collect::<Vec<_>>());
+    let (mut out_of_order, mut watermark) = (false, Ticket::NONE);
+    for now in (0..=10_000_000).step_by(10_000).map(Nanos) {
+        let done = queue.done(now).unwrap();
+        assert!(done >= watermark);
+        watermark = done;
+        let landed: Vec<bool> = (0..16).map(|n| staging.span(4 * n, 4).first::<1>() == Some([7])).collect();
+        assert!(landed[..done.0 as usize].iter().all(|landed| *landed), "{done:?} has ended");
+        out_of_order |= landed[done.0 as usize..].contains(&true);
+    }
+    assert!(out_of_order && watermark == Ticket(16));
+    assert_eq!(queue.next_deadline(LATER), None);
+
+    // One that is to wait for others does.
+    for round in 0..50 {
+        staging.write(0, &[round; 64]);
+        staging.write(64, &[100 + round; 64]);
+        let first = queue.scatter(LATER, &staging, 0, &[piece(&to, 0, 64)], Ticket::NONE).unwrap();
+        let last = queue.scatter(LATER, &staging, 64, &[piece(&to, 0, 64)], first).unwrap();
+        while queue.done(queue.next_deadline(LATER).unwrap()).unwrap() < last {}
+        assert_eq!(bytes_of(&to), [100 + round; 64]);
+    }
+}
+
+#[test]
+fn what_is_under_way_stays() {
+    let device = Strict { latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
+    let mut memory = filled(&device, b"kept");
+    let (staging, mut queue) = (Staging::new(4).unwrap(), device.queue().unwrap());
+    queue.gather(Nanos(0), &[memory.piece(0, 4).unwrap()], &staging, 0).unwrap();
+    assert!(memory.is_pinned());
+    drop(memory);
+    let found = staging.clone();
+    drop((staging, queue));
+    let mut bytes = [0; 4];
+    found.read(0, &mut bytes);
+    assert_eq!(&bytes, b"kept");
+}
+
+#[test]
+fn copies_fail_one_by_one_and_all_of_a_lost_device() {
+    let device = Strict { seed: 1, fails_one_in: 3, depth: 8, ..Strict::default() }.open().unwrap();
+    let memory = filled(&device, &[1; 8]);
+    let (staging, mut queue) = (Staging::new(8).unwrap(), device.queue().unwrap());
+    let mut failed = Vec::new();
+    for ticket in (1..=100).map(Ticket) {
+        staging.write(0, &[0; 8]);
+        assert_eq!(queue.gather(Nanos(0), &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap(), ticket);
+        let fails = match queue.done(Nanos(0)) {
+            Ok(done) => done != ticket,
+            Err(CopyFailed { ticket: which, .. }) => which == ticket,
+        };
+        assert_eq!(staging.span(0, 8).first::<8>() == Some([0; 8]), fails);
+        failed.extend(fails.then_some(ticket));
+    }
+    assert!((20..50).contains(&failed.len()), "{failed:?}");
+
+    for _ in 0..8 {
+        queue.gather(LATER, &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap();
+    }
+    let full = queue.gather(LATER, &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap_err();
+    assert!(full.to_string().contains("8 copies are under way"), "{full}");
+    device.lose();
+    let ends: Vec<_> = (0..8).map(|_| queue.done(Nanos(0)).unwrap_err()).collect();
+    assert_eq!(ends.iter().map(|end| end.ticket.0).collect::<Vec<_>>(), (101..=108).collect::<Vec<_>>());
+    assert_eq!(ends[0].to_string(), "copy 101 has failed: strict:1: copy: the device is lost");
+    assert_eq!(queue.done(Nanos(0)).unwrap(), Ticket(108));
+    assert!(memory.read(0, &mut [0]).unwrap_err().to_string().contains("the device is lost"));
+    assert!(device.allocate(1).is_err() && device.queue().is_err());
+}

@@ -1,0 +1,107 @@
+//! Memory of a GPU, which the CPU never touches.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{Handle, Memory, MemoryError, MemoryKind};
+use crate::gpu::{Block, Device};
+
+impl Memory {
+    /// Memory of a GPU, which is one block of it. `address` is what the device calls its first byte; a device whose memory has
+    /// no addresses says where nothing is.
+    pub fn of_device(block: Arc<dyn Block>, address: NonNull<u8>, len: usize) -> Memory {
+        let block = super::Block::Device(block);
+        // The CPU reaches nothing of it.
+        Memory { base: address, len, reach: 0, block: Arc::new(Handle { kind: MemoryKind::Device, block }) }
+    }
+
+    /// The GPU whose memory it is, if it is one's.
+    #[inline]
+    pub fn device(&self) -> Option<&Arc<dyn Device>> {
+        self.device_block().map(|block| block.device())
+    }
+
+    fn device_block(&self) -> Option<&Arc<dyn Block>> {
+        match &self.block.block {
+            super::Block::Device(block) => Some(block),
+            _ => None,
+        }
+    }
+
+    /// Bytes of a GPU's memory, for a copy of its. `None` outside the block, and for memory of the host.
+    pub fn piece(&self, offset: u64, len: usize) -> Option<Piece<'_>> {
+        let end = offset.checked_add(len as u64)?;
+        (self.kind() == MemoryKind::Device && end <= self.len as u64).then_some(Piece { memory: self, offset, len })
+    }
+
+    /// Reads what the CPU does not reach, by the device.
+    #[cold]
+    pub(super) fn read_by_device(&self, offset: u64, to: &mut [u8]) -> Result<(), MemoryError> {
+        self.by_device(offset, to.len(), |block| block.read(offset, to))
+    }
+
+    /// Writes what the CPU does not reach, by the device.
+    #[cold]
+    pub(super) fn write_by_device(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
+        self.by_device(offset, from.len(), |block| block.write(offset, from))
+    }
+
+    fn by_device(
+        &self,
+        offset: u64,
+        len: usize,
+        copy: impl FnOnce(&dyn Block) -> Result<(), crate::gpu::GpuError>,
+    ) -> Result<(), MemoryError> {
+        let (Some(block), Some(_)) = (self.device_block(), self.piece(offset, len)) else {
+            return Err(self.range(offset, len));
+        };
+        if len == 0 {
+            return Ok(());
+        }
+        copy(&**block).map_err(MemoryError::Gpu)
+    }
+}
+
+/// Bytes of a GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    memory: &'a Memory,
+    offset: u64,
+    len: usize,
+}
+
+impl<'a> Piece<'a> {
+    /// From the first byte of the block.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it may be empty, and nobody asks")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A share in the memory, for as long as a copy of it is under way: until it is dropped, the memory
+    /// [is pinned](Memory::is_pinned).
+    pub fn hold(&self) -> Held {
+        Held(Arc::clone(&self.memory.block))
+    }
+}
+
+/// A share in the memory of a GPU.
+#[derive(Clone, Debug)]
+pub struct Held(Arc<Handle>);
+
+impl Held {
+    /// What is kept.
+    ///
+    /// # Panics
+    /// Never: pieces are of devices' memory alone.
+    pub fn block(&self) -> &dyn Block {
+        match &self.0.block {
+            super::Block::Device(block) => &**block,
+            _ => unreachable!("a piece is of a device's memory"),
+        }
+    }
+}
