@@ -29,6 +29,7 @@ pub(crate) mod shared;
 pub(crate) mod slab;
 pub(crate) mod sq;
 pub(crate) mod srq;
+pub(crate) mod staging;
 pub(crate) mod timer;
 pub(crate) mod transition;
 pub(crate) mod uc;

@@ -54,6 +54,15 @@ impl Staging {
         unsafe { copy_in(self.place(at, from.len()), from) };
     }
 
+    /// Copies `from`, which may change meanwhile, to the bytes from `at` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn copy(&self, at: usize, from: Span<'_>) {
+        // SAFETY: so many bytes at both. Nobody has a reference to those here, and what is read while it changes is only copied.
+        unsafe { std::ptr::copy(from.address(), self.place(at, from.len()).as_ptr(), from.len()) };
+    }
+
     /// Where these bytes are.
     ///
     /// # Panics

@@ -87,6 +87,9 @@ impl Software {
         let now = engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
         engine.fire_timers();
+        if engine.shared.staging.is_used() {
+            engine.copy();
+        }
         if engine.next_hops.is_due(now) {
             engine.look_for_next_hop(&mut **driver);
         }

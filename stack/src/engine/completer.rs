@@ -5,6 +5,7 @@ use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
 use crate::engine::destination::Direction;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
+use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{QpState, SendOp, WcStatus};
 
@@ -123,7 +124,8 @@ impl QueuePair {
             return;
         }
         let una = wqe.end_psn();
-        shared.mrs.scatter(self.sq.sges(self.sq.head()), 0, &answer.original().to_ne_bytes());
+        let whole = shared.mrs.scatter(self.sq.sges(self.sq.head()), 0, &answer.original().to_ne_bytes());
+        debug_assert!(whole, "memory of a device is refused when an atomic is posted");
         self.complete_oldest(shared);
         self.progress(shared, Direction::Back, una);
     }
@@ -156,7 +158,13 @@ impl QueuePair {
             self.fail_oldest(shared, WcStatus::LocLenErr);
             return;
         }
-        shared.mrs.scatter(self.sq.sges(self.sq.head()), offset, packet.payload);
+        let head = self.sq.head();
+        if !shared.mrs.scatter(self.sq.sges(head), offset, packet.payload)
+            && let Err(NoRoom) = self.land_response(shared, head, (offset, packet.payload))
+        {
+            self.await_room(shared);
+            return;
+        }
         if is_final {
             self.complete_oldest(shared);
         }

@@ -1,13 +1,16 @@
 use std::ops::Range;
 
-use ferroce_driver::{Memory, MemoryError, MemoryKind, Payload, Span};
+use arrayvec::ArrayVec;
+use ferroce_driver::gpu::MAX_PIECES;
+use ferroce_driver::{Memory, MemoryError, MemoryKind, Payload, Piece, Span};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
 use crate::engine::key_table::KeyTable;
 use crate::engine::mw::MemoryWindow;
 use crate::engine::slab::Slab;
-use crate::verbs::{Access, Config, Error, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
+use crate::engine::staging::landing::Place;
+use crate::verbs::{Access, Config, Error, Feature, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
 
 pub(crate) struct MemoryRegion {
     pub(crate) memory: Memory,
@@ -21,6 +24,15 @@ pub(crate) struct MemoryRegion {
     pins: u32,
     /// Memory windows that are bound to it.
     pub(crate) windows: u32,
+    /// What copies to and from it, for memory of a device.
+    copier: Option<u8>,
+}
+
+/// The next bytes of a list of pieces: in memory of the host, or of one device.
+pub(crate) enum Source<'a> {
+    Host(Span<'a>),
+    /// With what copies for it.
+    Device(u8, ArrayVec<Piece<'a>, MAX_PIECES>),
 }
 
 /// What a remote key names, by index.
@@ -92,7 +104,7 @@ impl MemoryRegions {
         &mut self,
         rng: &mut ChaCha20Rng,
         pd: Pd,
-        memory: Memory,
+        (memory, copier): (Memory, Option<u8>),
         access: Access,
         iova: u64,
     ) -> Result<Mr, RegisterError> {
@@ -102,7 +114,7 @@ impl MemoryRegions {
         let MemoryRegions { slab, keys, .. } = self;
         let handle = slab.insert_with(|handle| {
             let rkey = RKey::new(keys.insert(rng, Named::Region(handle.index), |_| true));
-            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0 }
+            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0, copier }
         });
         // There is room: `check_registration` has looked.
         handle.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
@@ -125,7 +137,7 @@ impl MemoryRegions {
             return Err(busy(mr, users));
         }
         if region.memory.is_pinned() {
-            return Err(busy(mr, STILL_SENT));
+            return Err(busy(mr, region.still_used()));
         }
         match self.slab.remove(mr.0) {
             Some(region) => {
@@ -136,7 +148,11 @@ impl MemoryRegions {
         }
     }
 
-    pub(crate) fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
+    pub(crate) fn exchange(
+        &mut self,
+        mr: Mr,
+        (memory, copier): (Memory, Option<u8>),
+    ) -> Result<Memory, RegisterError> {
         let Some(region) = self.slab.get_mut(mr.0) else {
             return Err(RegisterError { memory, source: invalid(mr) });
         };
@@ -145,12 +161,13 @@ impl MemoryRegions {
         let source = if pins > 0 {
             busy(mr, format!("{pins} outstanding work requests"))
         } else if region.memory.is_pinned() {
-            busy(mr, STILL_SENT)
+            busy(mr, region.still_used())
         } else if memory.len() != length {
             Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
         } else if let Err(error) = words {
             error
         } else {
+            region.copier = copier;
             return Ok(std::mem::replace(&mut region.memory, memory));
         };
         Err(RegisterError { memory, source })
@@ -181,17 +198,19 @@ impl MemoryRegions {
         self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }
 
-    /// Notes that a work request names these pieces.
+    /// Notes that a work request names these pieces. Returns whether some are memory of a device.
     #[inline]
-    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
+    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<bool, Error> {
+        let mut staged = false;
         for (n, sge) in sges.iter().enumerate() {
             let Some(region) = self.slab.get_mut(sge.mr.0) else {
                 self.unpin(&sges[..n]);
                 return Err(invalid(sge.mr));
             };
             region.pins += 1;
+            staged |= region.copier.is_some();
         }
-        Ok(())
+        Ok(staged)
     }
 
     /// Notes that a work request that named these pieces is done.
@@ -234,14 +253,64 @@ impl MemoryRegions {
         self.slab.at(range.index)?.memory.payload(range.start, range.len)
     }
 
-    /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
-    pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) {
-        walk(sges, skip, data.len(), |sge, offset, range| {
-            if let Some(region) = self.slab.get_mut(sge.mr.0) {
-                let written = region.memory.write(offset, &data[range]);
-                debug_assert_eq!(written, Ok(()), "the pieces passed check_local");
+    /// Copies `data` to the pieces, from byte `skip` of them on. They passed [`check_local`](Self::check_local). Returns
+    /// whether all of it was copied: memory of a device the CPU does not reach.
+    #[must_use]
+    pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) -> bool {
+        let mut whole = true;
+        let mut rest = data;
+        for (mr, offset, len) in parts(sges, skip, data.len()) {
+            let (part, behind) = rest.split_at(len);
+            if let Some(region) = self.slab.get_mut(mr.0) {
+                whole &= region.memory.write_by_cpu(offset, part);
             }
-        });
+            rest = behind;
+        }
+        whole
+    }
+
+    /// The next bytes of the pieces from byte `skip` on, `len` at most: so many of memory of the host, or of one device.
+    /// `None` if the region is gone.
+    pub(crate) fn next_source<'a>(&'a self, sges: &[Sge], skip: u32, len: usize) -> Option<Source<'a>> {
+        let mut found: Option<(u8, ArrayVec<Piece<'a>, MAX_PIECES>)> = None;
+        for (mr, offset, len) in parts(sges, skip, len) {
+            let region = self.slab.get(mr.0)?;
+            match (&mut found, region.copier) {
+                (None, None) => return region.memory.span(offset, len).map(Source::Host),
+                (None, Some(copier)) => {
+                    found = Some((copier, [region.memory.piece(offset, len)?].into_iter().collect()));
+                }
+                (Some((of, pieces)), Some(copier)) if *of == copier && !pieces.is_full() => {
+                    pieces.push(region.memory.piece(offset, len)?);
+                }
+                _ => break,
+            }
+        }
+        found.map(|(copier, pieces)| Source::Device(copier, pieces))
+    }
+
+    /// The first bytes of a grant of a device's memory, `most` at most.
+    pub(crate) fn granted_source(&self, grant: Granted, most: usize) -> Option<Source<'_>> {
+        let region = self.slab.at(grant.index)?;
+        let piece = region.memory.piece(grant.start, grant.len.min(most))?;
+        Some(Source::Device(region.copier?, [piece].into_iter().collect()))
+    }
+
+    /// Where the bytes of a grant are, if that is memory of a device.
+    pub(crate) fn place_of(&self, grant: Granted) -> Option<Place> {
+        let copier = self.slab.at(grant.index)?.copier?;
+        Some(Place { region: grant.index, copier, offset: grant.start })
+    }
+
+    /// Where a byte of a region is, if that is memory of a device.
+    pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<Place> {
+        let copier = self.slab.get(mr.0)?.copier?;
+        Some(Place { region: mr.0.index, copier, offset })
+    }
+
+    /// Bytes of a region of a device.
+    pub(crate) fn device_piece(&self, region: u32, offset: u64, len: usize) -> Option<Piece<'_>> {
+        self.slab.at(region)?.memory.piece(offset, len)
     }
 
     /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.
@@ -296,13 +365,12 @@ impl MemoryRegions {
         self.slab.at(grant.index)?.memory.span(grant.start, grant.len)
     }
 
-    /// Copies `data`, no longer than it, to the start of a grant that was made for this packet.
+    /// Copies `data`, no longer than it, to the start of a grant that was made for this packet. Returns whether it was
+    /// copied: memory of a device the CPU does not reach.
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn write(&mut self, grant: Granted, data: &[u8]) {
-        if let Some(region) = self.slab.at_mut(grant.index) {
-            let written = region.memory.write(grant.start, data);
-            debug_assert_eq!(written, Ok(()), "the grant is of as many bytes");
-        }
+    pub(crate) fn write(&mut self, grant: Granted, data: &[u8]) -> bool {
+        self.slab.at_mut(grant.index).is_some_and(|region| region.memory.write_by_cpu(grant.start, data))
     }
 
     /// Changes the word of a grant that was made for this packet, at once; returns what was there. `None` if it is not
@@ -378,6 +446,10 @@ impl<'a> Iterator for Pieces<'a> {
 /// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
 /// REMOTE_WRITE alone is not refused: WRITEs need no words, and most peers send no ATOMIC WRITE.
 fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+    if memory.kind() == MemoryKind::Device {
+        let refused = access.contains(Access::REMOTE_ATOMIC);
+        return if refused { Err(Error::Unsupported(Feature::AtomicsOfDevice)) } else { Ok(()) };
+    }
     let atomics =
         access.contains(Access::REMOTE_ATOMIC) || access.contains(Access::MW_BIND | Access::LOCAL_WRITE);
     if !atomics || memory.kind() == MemoryKind::Owned || memory.is_aligned(iova.wrapping_neg()) {
@@ -399,30 +471,33 @@ pub(crate) fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
     move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }
 
-/// Its frames are in the port's ring: the work requests are done, the card is not.
-const STILL_SENT: &str = "the port, which still sends from it: poll, and try again";
+impl MemoryRegion {
+    /// What has a share in its memory: the work requests are done, these are not.
+    fn still_used(&self) -> &'static str {
+        match self.copier {
+            // Its frames are in the port's ring.
+            None => "the port, which still sends from it: poll, and try again",
+            Some(_) => "copies of its device that are under way: poll, and try again",
+        }
+    }
+}
 
 pub(crate) fn busy(mr: Mr, users: impl Into<String>) -> Error {
     Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users: users.into() }
 }
 
-/// Calls `each` with the parts of `sges` that hold the bytes `skip..skip + len` of the list: the
-/// piece, the offset in its region, and the range of the caller's buffer.
-fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, u64, Range<usize>)) {
-    let mut skip = skip as usize;
-    let mut done = 0;
-    for sge in sges {
+/// The parts of `sges` that hold the bytes `skip..skip + len` of the list: the region, the offset there, and how many bytes.
+#[inline(always)]
+pub(crate) fn parts(sges: &[Sge], skip: u32, len: usize) -> impl Iterator<Item = (Mr, u64, usize)> {
+    let (mut skip, mut left) = (skip as usize, len);
+    sges.iter().filter_map(move |sge| {
         let length = sge.length as usize;
-        if skip >= length {
-            skip -= length;
-            continue;
+        if skip >= length || left == 0 {
+            skip -= length.min(skip);
+            return None;
         }
-        let take = (length - skip).min(len - done);
-        each(sge, sge.offset + skip as u64, done..done + take);
-        done += take;
-        skip = 0;
-        if done == len {
-            break;
-        }
-    }
+        let (offset, len) = (sge.offset + skip as u64, (length - skip).min(left));
+        (skip, left) = (0, left - len);
+        Some((sge.mr, offset, len))
+    })
 }

@@ -78,6 +78,11 @@ impl Outcome {
         (opcode, offset, (limit - offset).min(path_mtu.bytes()))
     }
 
+    /// Where the bytes begin and end that a READ is still owed, counted from its first one.
+    pub(crate) fn rest(&self, path_mtu: PathMtu) -> (u32, u32) {
+        (self.next << path_mtu.shift(), self.under_way.limit)
+    }
+
     /// A packet was sent.
     pub(crate) fn advance(&mut self) {
         self.next += 1;
@@ -246,6 +251,14 @@ impl Outcomes {
         };
         self.maybe_owed = next.is_some();
         next
+    }
+
+    /// The oldest READ behind that at `psn` that is owed and was never answered.
+    pub(crate) fn read_after(&self, psn: Psn) -> Option<&Outcome> {
+        self.ring.iter().find(|outcome| {
+            let is_read = matches!(outcome.answer, Answer::Read { length: 1.., .. });
+            is_read && outcome.is_owed() && outcome.first_psn.distance(psn) > 0
+        })
     }
 
     pub(crate) fn clear(&mut self) {

@@ -14,6 +14,7 @@ use crate::engine::scheduler::{Ticket, Wait};
 use crate::engine::selective::Selective;
 use crate::engine::shared::Shared;
 use crate::engine::sq::{Ended, SendQueue};
+use crate::engine::staging::receives::Staged;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
     Access, AddressVector, CongestionControl, Cq, Error, Event, Handle, MAX_MESSAGE, MAX_WINDOW, Mismatch,
@@ -123,6 +124,8 @@ pub(crate) struct QueuePair {
     pub(crate) window: u32,
     /// If it obeys a congestion control.
     pub(crate) reaction: Option<Box<Reaction>>,
+    /// Since it has had to do with memory of a device.
+    pub(crate) staged: Option<Box<Staged>>,
 }
 
 impl QueuePair {
@@ -170,6 +173,7 @@ impl QueuePair {
             mismatch: None,
             window,
             reaction: reaction.map(Box::new),
+            staged: None,
         }
     }
 
@@ -359,6 +363,9 @@ impl QueuePair {
         self.requester.stop();
         self.forget_in_flight(shared);
         self.release_held(shared);
+        if self.staged.is_some() {
+            self.give_up_staged(shared);
+        }
         self.flush(shared);
         if self.srq.is_some() && !failed_before {
             shared.raise(Event::QpLastWqeReached(self.handle));
@@ -390,6 +397,7 @@ impl QueuePair {
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.release_held(shared);
+        self.drop_staged(shared);
         self.selective = None;
         self.connection = None;
         self.address = None;
@@ -421,6 +429,9 @@ impl QueuePair {
             self.complete_send(shared, &ended, WcStatus::WrFlushErr);
         }
         self.requester.restart_at(self.sq.head());
+        if self.staged.is_some() {
+            self.restart_sends(shared);
+        }
     }
 
     /// Fails the queue pair if one of its completions was lost.
@@ -480,6 +491,15 @@ impl QueuePair {
 
     #[inline(always)]
     pub(crate) fn push(&mut self, shared: &mut Shared, cq: Cq, wc: WorkCompletion, solicited: bool) {
+        if self.staged.is_some() && self.defer(cq, wc, solicited) {
+            return;
+        }
+        self.push_now(shared, cq, wc, solicited);
+    }
+
+    /// The same, of a completion that waits for nothing.
+    #[inline(always)]
+    pub(crate) fn push_now(&mut self, shared: &mut Shared, cq: Cq, wc: WorkCompletion, solicited: bool) {
         if !shared.complete(cq, wc, solicited) {
             self.overflowed = true;
         }
@@ -504,6 +524,6 @@ impl QueuePair {
 
     /// No send is started and not complete.
     pub(crate) fn is_drained(&self) -> bool {
-        self.sq.front().is_none_or(|wqe| !wqe.started)
+        self.sq.front().is_none_or(|wqe| !wqe.started) && !self.is_fetching()
     }
 }

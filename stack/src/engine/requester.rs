@@ -213,6 +213,9 @@ impl QueuePair {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
+            if wqe.staged && self.awaits_bytes(shared, number, packet, path_mtu) {
+                return None;
+            }
             let asks =
                 kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
@@ -224,6 +227,15 @@ impl QueuePair {
             }
             return Some(length);
         }
+    }
+
+    /// Whether the bytes of this packet are being gathered from memory of a device.
+    #[cold]
+    fn awaits_bytes(&mut self, shared: &mut Shared, number: u32, packet: u32, path_mtu: PathMtu) -> bool {
+        let wqe = self.sq.wqe(number);
+        let offset = packet << path_mtu.shift();
+        let len = (wqe.length - offset).min(path_mtu.bytes());
+        wqe.is_gathered() && self.awaits_gather(shared, number, offset, len)
     }
 
     /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
@@ -241,7 +253,7 @@ impl QueuePair {
             }
             return false;
         }
-        if wqe.flags.fence && reads > 0 {
+        if wqe.flags.fence && (reads > 0 || self.is_fetching()) {
             return false;
         }
         if wqe.kind.is_read_or_atomic && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
@@ -357,9 +369,13 @@ impl QueuePair {
         let requester = &mut self.requester;
         (requester.una, requester.sent) = (psn + 1, psn + 1);
         requester.cursor_packet += 1;
-        if requester.cursor_packet == packets {
+        let is_over = requester.cursor_packet == packets;
+        if is_over {
             self.complete_oldest(shared);
             self.requester.restart_at(self.sq.head());
+        }
+        if self.staged.is_some() {
+            self.free_sends(shared);
         }
     }
 
@@ -385,6 +401,9 @@ impl QueuePair {
         requester.implied_nak_seen = false;
         self.arm_ack_timer(shared);
         self.skip_acknowledged();
+        if self.staged.is_some() {
+            self.free_sends(shared);
+        }
         self.schedule(shared);
     }
 
@@ -492,9 +511,12 @@ impl QueuePair {
             | SendOp::SendTo(_)
             | SendOp::SendToWithImm(..) => return None,
         }
-        let Shared { mrs, counters, crc, .. } = shared;
-        let written = self.sq.fill(frame, (number, offset, payload), mrs, *crc);
-        counters.count(Counter::SentPkts);
+        let written = if wqe.staged && payload > 0 {
+            self.fill_gathered(shared, frame, (number, offset, payload))
+        } else {
+            self.sq.fill(frame, (number, offset, payload), &shared.mrs, shared.crc)
+        };
+        shared.count(Counter::SentPkts);
         Some(slot.end(written))
     }
 }

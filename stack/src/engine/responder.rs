@@ -16,6 +16,7 @@ use ferroce_wire::{
 use crate::engine::outcome::{Answer, Outcomes, Part};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
+use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
     Access, Event, MAX_MESSAGE, QpState, QpUpdate, ReadyToReceive, WcOpcode, WcStatus, WorkCompletion,
@@ -52,7 +53,7 @@ pub(crate) struct Responder {
     nak_sent: bool,
     ack: OwedAck,
     nak_owed: Option<(Psn, Syndrome)>,
-    outcomes: Outcomes,
+    pub(crate) outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
     rnr_naks: RnrNaks,
     /// The first request has come.
@@ -156,6 +157,17 @@ impl Responder {
         self.expected = psn;
     }
 
+    /// Messages completed.
+    pub(crate) fn msn(&self) -> u32 {
+        self.msn
+    }
+
+    /// What was executed from `psn` on can't be made visible: the messages before are complete, and nothing else is owed.
+    pub(crate) fn go_back_to(&mut self, psn: Psn, msn: u32) {
+        self.silence();
+        (self.expected, self.msn) = (psn, msn);
+    }
+
     pub(crate) fn expected_psn(&self) -> Psn {
         self.expected
     }
@@ -200,6 +212,14 @@ pub(crate) enum RequestRefusal {
     Receive(WcStatus, Nak),
     /// There is no receive for it.
     NotReady,
+    /// It is for memory of a device, and there is no room on the way.
+    NoRoom,
+}
+
+impl From<NoRoom> for RequestRefusal {
+    fn from(NoRoom: NoRoom) -> RequestRefusal {
+        RequestRefusal::NoRoom
+    }
 }
 
 impl QueuePair {
@@ -333,7 +353,9 @@ impl QueuePair {
         if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
             return Err(RequestRefusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
         }
-        shared.mrs.scatter(receive.sges, received, packet.payload);
+        if !shared.mrs.scatter(receive.sges, received, packet.payload) {
+            self.land_receive(shared, received, packet.payload)?;
+        }
         if !matches!(packet.opcode.position(), Position::Last | Position::Only) {
             self.responder.message = InboundMessage::Send { received: total };
             return Ok(());
@@ -368,7 +390,9 @@ impl QueuePair {
         if total > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| RequestRefusal::Access)?;
-            shared.mrs.write(grant, packet.payload);
+            if !shared.mrs.write(grant, packet.payload) {
+                self.land_write(shared, grant, packet.payload)?;
+            }
         }
         shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
         if !is_last {
@@ -378,6 +402,9 @@ impl QueuePair {
         }
         self.responder.message = InboundMessage::None;
         self.responder.count_message();
+        if self.staged.is_some() {
+            self.want_visible();
+        }
         if packet.immdt().is_some() {
             let plain = self.completion(0, WcStatus::Success, WcOpcode::RecvRdmaWithImm);
             self.complete_receive(shared, packet, WorkCompletion { byte_len: total, ..plain });
@@ -441,21 +468,16 @@ impl QueuePair {
     fn refuse(&mut self, shared: &mut Shared, refusal: RequestRefusal) {
         match refusal {
             RequestRefusal::NotReady => {
-                let Some(timer) = self.responder.min_rnr_timer else { return };
                 shared.count(Counter::OutOfBuffer);
-                let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
-                *nak_sent = true;
-                if let Some((_, Syndrome::RnrNak(_))) = nak_owed {
-                    // It answers this one too.
-                    return;
+                self.refuse_for_now(shared);
+            }
+            RequestRefusal::NoRoom => {
+                shared.count(Counter::RxStagingFull);
+                // It may have been the first of a message that is not there then.
+                if self.responder.successor == Successor::NewMessage {
+                    self.responder.message = InboundMessage::None;
                 }
-                *nak_owed = None;
-                if !rnr_naks.admit(shared.now, *expected, timer) {
-                    shared.count(Counter::NakSuppressed);
-                    return;
-                }
-                shared.count(Counter::SendRnrErr);
-                self.owe_nak(shared, Syndrome::RnrNak(timer));
+                self.refuse_for_now(shared);
             }
             RequestRefusal::Invalid => {
                 shared.count(Counter::RespInvalidRequest);
@@ -489,9 +511,27 @@ impl QueuePair {
         }
     }
 
+    /// An RNR NAK, unless the peer has had enough of them for this packet.
+    fn refuse_for_now(&mut self, shared: &mut Shared) {
+        let Some(timer) = self.responder.min_rnr_timer else { return };
+        let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
+        *nak_sent = true;
+        if let Some((_, Syndrome::RnrNak(_))) = nak_owed {
+            // It answers this one too.
+            return;
+        }
+        *nak_owed = None;
+        if !rnr_naks.admit(shared.now, *expected, timer) {
+            shared.count(Counter::NakSuppressed);
+            return;
+        }
+        shared.count(Counter::SendRnrErr);
+        self.owe_nak(shared, Syndrome::RnrNak(timer));
+    }
+
     /// The end of a connection by a bad request: the receive in hand tells the application, or,
     /// when there is none, an event does (C9-222.1.1).
-    fn fail_receive(&mut self, shared: &mut Shared, status: WcStatus, event: Event) {
+    pub(crate) fn fail_receive(&mut self, shared: &mut Shared, status: WcStatus, event: Event) {
         match self.responder.message {
             InboundMessage::Send { .. } => self.complete_receive_in_error(shared, status),
             _ => shared.raise(event),
@@ -502,12 +542,20 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
+        if self.is_landing() {
+            return self.ask_when_visible();
+        }
+        self.owe_visible(shared);
+    }
+
+    /// The same of what is visible.
+    pub(crate) fn owe_visible(&mut self, shared: &mut Shared) {
         self.responder.ack.owe(shared.now, shared.poll);
         self.schedule(shared);
     }
 
     /// The NAK names the expected PSN, and acknowledges everything before it.
-    fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
+    pub(crate) fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
         self.responder.nak_owed = Some((self.responder.expected, syndrome));
         self.responder.ack.forget();
         self.schedule(shared);

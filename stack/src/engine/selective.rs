@@ -16,6 +16,7 @@ use crate::engine::qp::QueuePair;
 use crate::engine::reorder::Reorder;
 use crate::engine::shared::Shared;
 use crate::engine::sq::Wqe;
+use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{SendOp, WcStatus};
 
@@ -447,13 +448,20 @@ impl QueuePair {
         if data.len() != expected as usize {
             return self.refuse_answer(shared, psn, WcStatus::LocLenErr);
         }
-        let Some(Selective { scoreboard, .. }) = self.selective.as_deref_mut() else { return };
-        if scoreboard.held.contains(psn) {
+        if self.selective.as_ref().is_some_and(|selective| selective.scoreboard.held.contains(psn)) {
             shared.count(Counter::StaleResponse);
             return;
         }
-        scoreboard.answered(psn, shared.now);
-        shared.mrs.scatter(self.sq.sges(number), offset, data);
+        if !shared.mrs.scatter(self.sq.sges(number), offset, data)
+            && let Err(NoRoom) = self.land_response(shared, number, (offset, data))
+        {
+            // It counts as lost.
+            shared.count(Counter::RxStagingFull);
+            return;
+        }
+        if let Some(selective) = &mut self.selective {
+            selective.scoreboard.answered(psn, shared.now);
+        }
         self.note_held(shared);
     }
 

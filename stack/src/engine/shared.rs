@@ -15,6 +15,7 @@ use crate::engine::rq::ReceiveQueue;
 use crate::engine::scheduler::Scheduler;
 use crate::engine::slab::{Slab, first_generation};
 use crate::engine::srq::SharedReceiveQueue;
+use crate::engine::staging::StagingPool;
 use crate::telemetry::counters::{Counter, Counters};
 use crate::verbs::{Config, Cq, DeviceAttributes, Event, Port, Srq, WorkCompletion};
 
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) window: u32,
     pub(crate) destinations: Destinations,
     pub(crate) reorder: ReorderPool,
+    pub(crate) staging: StagingPool,
     /// Of marked packets; boxed, for most contexts have none.
     pub(crate) notification: Option<Box<NotificationPoint>>,
     /// Requests that name memory which they may not reach are dropped.
@@ -74,6 +76,7 @@ impl Shared {
             window,
             destinations: Destinations::new(config.max_qps, window),
             reorder: ReorderPool::new(config.reorder_packets),
+            staging: StagingPool::new(config),
             notification: config
                 .notification
                 .map(|settings| Box::new(NotificationPoint::new(settings, config.max_qps))),

@@ -5,7 +5,7 @@ use crate::engine::crc::Crc;
 use crate::engine::kind::Kind;
 use crate::engine::mr::{Granted, MemoryRegions};
 use crate::engine::rq::total_length;
-use crate::verbs::{Data, Error, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode};
+use crate::verbs::{Data, Error, Feature, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode};
 
 /// A send work request in the queue. Nothing of its payload is kept: a resend reads memory again.
 #[derive(Clone, Copy)]
@@ -18,6 +18,8 @@ pub(crate) struct Wqe {
     pub(crate) length: u32,
     sges: u8,
     inline: bool,
+    /// Some of its memory is a device's.
+    pub(crate) staged: bool,
     /// Its first packet has a PSN; the two fields below hold.
     pub(crate) started: bool,
     pub(crate) first_psn: Psn,
@@ -35,6 +37,11 @@ pub(crate) struct Ended {
 }
 
 impl Wqe {
+    /// Whether its bytes are gathered from memory of a device before they are sent.
+    pub(crate) fn is_gathered(&self) -> bool {
+        self.staged && self.kind.has_payload && self.length > 0
+    }
+
     /// The PSN after its last; only once it is started.
     pub(crate) fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
@@ -64,6 +71,7 @@ impl SendQueue {
             length: 0,
             sges: 0,
             inline: false,
+            staged: false,
             started: false,
             first_psn: Psn::default(),
             packets: 0,
@@ -174,20 +182,24 @@ impl SendQueue {
             return Err(Error::QueueFull { queue: "send", depth: self.depth() });
         }
         let index = self.index(self.tail);
-        let (length, sges, inline) = match wr.data {
+        let (length, sges, inline, staged) = match wr.data {
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, self.max_inline)?;
                 self.inline[index * self.max_inline as usize..][..bytes.len()].copy_from_slice(bytes);
-                (bytes.len() as u32, 0, true)
+                (bytes.len() as u32, 0, true, false)
             }
             Data::Sges(sges) => {
                 let length = total_length(sges, self.max_sge as usize)?;
                 check_length(kind, length, max_length)?;
-                mrs.pin(sges)?;
+                let staged = mrs.pin(sges)?;
+                if staged && kind.is_atomic {
+                    mrs.unpin(sges);
+                    return Err(Error::Unsupported(Feature::AtomicsOfDevice));
+                }
                 // No call for the one piece that most have.
                 let room = &mut self.sges[index * self.max_sge as usize..][..sges.len()];
                 room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
-                (length, sges.len() as u8, false)
+                (length, sges.len() as u8, false, staged)
             }
         };
         self.wqes[index] = Wqe {
@@ -198,6 +210,7 @@ impl SendQueue {
             length,
             sges,
             inline,
+            staged,
             started: false,
             first_psn: Psn::default(),
             packets: 0,

@@ -48,6 +48,7 @@ impl QueuePair {
     fn drop_unreliable(&mut self, shared: &mut Shared, refusal: RequestRefusal) {
         match refusal {
             RequestRefusal::NotReady => shared.count(Counter::OutOfBuffer),
+            RequestRefusal::NoRoom => shared.count(Counter::RxStagingFull),
             RequestRefusal::Invalid => shared.count(Counter::RxInvalidRequest),
             RequestRefusal::Access => shared.count(Counter::RxAccessErrors),
             RequestRefusal::Receive(WcStatus::LocLenErr, _) => shared.count(Counter::RxTooLong),

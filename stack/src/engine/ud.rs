@@ -9,6 +9,7 @@ use crate::engine::frame_slot::FrameSlot;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
+use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatus, WorkCompletion};
 
@@ -48,6 +49,9 @@ impl QueuePair {
                 self.fail_oldest(shared, WcStatus::LocProtErr);
                 return Err(Wait::Nothing);
             }
+            if wqe.is_gathered() && self.awaits_gather(shared, number, 0, wqe.length) {
+                return Err(Wait::Nothing);
+            }
             if wqe.length > ah.max_payload {
                 shared.count(Counter::TxTooLong);
                 self.complete_oldest(shared);
@@ -69,10 +73,18 @@ impl QueuePair {
             if let Some(immediate) = immediate {
                 frame.put(&ImmDt::new(immediate));
             }
-            let written = self.sq.fill(frame, (number, 0, wqe.length), &shared.mrs, shared.crc);
+            let bytes = (number, 0, wqe.length);
+            let written = if wqe.is_gathered() {
+                self.fill_gathered(shared, frame, bytes)
+            } else {
+                self.sq.fill(frame, bytes, &shared.mrs, shared.crc)
+            };
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);
+            if self.staged.is_some() {
+                self.free_sends(shared);
+            }
             return Ok(slot.end(written));
         }
         Err(Wait::Nothing)
@@ -116,8 +128,14 @@ impl QueuePair {
             self.fail(shared);
             return Ok(());
         }
-        shared.mrs.scatter(receive.sges, 0, &grh_area(packet));
-        shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
+        let area = grh_area(packet);
+        let by_cpu = shared.mrs.scatter(receive.sges, 0, &area)
+            & shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
+        if !by_cpu {
+            self.land_receive(shared, 0, &area)
+                .and_then(|()| self.land_receive(shared, GRH_AREA as u32, packet.payload))
+                .map_err(|NoRoom| Counter::RxStagingFull)?;
+        }
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         let (byte_len, src_qpn) = (length as u32, deth.source_qpn());
         let source_mac = packet.source_mac().and(Some(way_back));

@@ -127,6 +127,14 @@ counters! {
     ReqCqeError: "req_cqe_error", Mlx5;
     /// Sends flushed.
     ReqCqeFlushError: "req_cqe_flush_error", Mlx5;
+    /// Copies from memory of devices.
+    DeviceGathers: "device_gathers", Ferroce;
+    /// Copies to memory of devices.
+    DeviceScatters: "device_scatters", Ferroce;
+    /// Bytes copied from and to memory of devices.
+    DeviceBytes: "device_bytes", Ferroce;
+    /// Copies from and to memory of devices that have failed.
+    DeviceErrors: "device_errors", Ferroce;
     /// Messages of the connection manager sent.
     CmTxMsgs: "cm_tx_msgs", Ferroce;
     /// Messages of the connection manager sent again, for nobody answered in time.
@@ -195,6 +203,8 @@ counters! {
     RxForgottenDuplicate: "rx_forgotten_duplicate", Ferroce, dropped;
     /// Dropped: requests before their turn that are not held, for there is no room.
     RxReorderFull: "rx_reorder_full", Ferroce, dropped;
+    /// Dropped: packets for memory of a device that found no room in the staging.
+    RxStagingFull: "rx_staging_full", Ferroce, dropped;
     /// Dropped: packets of UC messages that are not whole.
     RxIncomplete: "rx_incomplete", Ferroce, dropped;
     /// Dropped: UC and UD packets that are malformed or not allowed.

@@ -44,7 +44,7 @@ pub enum WcStatus {
     RnrRetryExcErr = 13,
     /// The peer ended the request. RNICs only.
     RemAbortErr = 16,
-    /// The device has failed. RNICs only.
+    /// A device has failed: the RNIC, or a GPU whose memory the work request names.
     FatalErr = 19,
     /// No response in time. RNICs only.
     RespTimeoutErr = 20,
@@ -74,6 +74,7 @@ impl WcStatus {
             (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
             (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
             (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
+            (WcStatus::FatalErr, _) => "failed here: a device, such as the GPU whose memory it names, has failed",
             (WcStatus::MwBindErr, _) => "refused here: the memory window can't be bound so",
             _ => "see the verbs' ibv_poll_cq for this status",
         }

@@ -95,6 +95,11 @@ pub struct Config {
     pub congestion: CongestionControl,
     /// How the senders of packets are told that a switch has marked; `None` if they are not.
     pub notification: Option<CongestionNotification>,
+    /// Bytes of a chunk of host memory through which the bytes of a device's memory go: a power of two from 4 KiB to 16 MiB. A
+    /// copy of the device is of a chunk at most.
+    pub staging_chunk: u32,
+    /// How many chunks there are, 4 to 65,535 and 4 GiB in all. They are allocated when memory of a device is first registered.
+    pub staging_chunks: u16,
     /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: where congestion control starts, and what it does not exceed.
     /// `None` asks the driver.
     pub line_rate: Option<u64>,
@@ -123,6 +128,8 @@ impl Default for Config {
             atomic_write: true,
             congestion: CongestionControl::Off,
             notification: None,
+            staging_chunk: 1 << 16,
+            staging_chunks: 128,
             line_rate: None,
         }
     }
@@ -236,6 +243,16 @@ impl Config {
         Config { notification: notification.into(), ..self }
     }
 
+    /// Bytes of a chunk between packets and memory of a device; 64 KiB by default.
+    pub fn staging_chunk(self, staging_chunk: u32) -> Self {
+        Config { staging_chunk, ..self }
+    }
+
+    /// How many of these chunks there are; 128 by default.
+    pub fn staging_chunks(self, staging_chunks: u16) -> Self {
+        Config { staging_chunks, ..self }
+    }
+
     /// The line rate of the port, in bit/s; asked of the driver by default.
     pub fn line_rate(self, line_rate: impl Into<Option<u64>>) -> Self {
         Config { line_rate: line_rate.into(), ..self }
@@ -262,8 +279,22 @@ impl Config {
                 return Err(Error::invalid(setting, value, format!("{least} to {most}")));
             }
         }
+        self.check_staging()?;
         self.line_rate.map_or(Ok(()), check_line_rate)?;
         self.notification.map_or(Ok(()), |notification| notification.check())
+    }
+
+    fn check_staging(&self) -> Result<(), Error> {
+        let (chunk, chunks) = (self.staging_chunk, self.staging_chunks);
+        if !chunk.is_power_of_two() || !(1 << 12..=1 << 24).contains(&chunk) {
+            return Err(Error::invalid("staging_chunk", chunk, "a power of two from 4096 to 16777216"));
+        }
+        let most = ((1_u64 << 32) / u64::from(chunk)).min(u16::MAX.into());
+        if !(4..=most).contains(&chunks.into()) {
+            let expected = format!("4 to {most} for chunks of {chunk} bytes");
+            return Err(Error::invalid("staging_chunks", chunks, expected));
+        }
+        Ok(())
     }
 }
 

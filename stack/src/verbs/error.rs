@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce_driver::gpu::GpuError;
 use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{Gid, PathMtu, Qpn};
@@ -54,6 +55,9 @@ pub enum Error {
         /// What would be right.
         expected: String,
     },
+    /// A device whose memory is used, or is to be.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// Access rights that do not go together.
     #[error("access {access:?}: {reason}")]
     Access {

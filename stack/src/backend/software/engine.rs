@@ -178,7 +178,8 @@ impl Engine {
         let Engine { shared, next_hops, cm, .. } = self;
         let connections = cm.as_ref().and_then(|cm| cm.next_deadline());
         let queue_pairs = shared.scheduler.next_deadline(shared.now);
-        [queue_pairs, next_hops.next_deadline(), connections].into_iter().flatten().min()
+        let copies = if shared.staging.is_used() { shared.staging.next_deadline(shared.now) } else { None };
+        [queue_pairs, next_hops.next_deadline(), connections, copies].into_iter().flatten().min()
     }
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
@@ -327,6 +328,33 @@ impl Engine {
             qp.settle(&mut self.shared);
         }
         if heard { Ok(()) } else { Err(self.shared.refuse_pkey(None, packet)) }
+    }
+
+    /// Copies from and to memory of devices: those that have ended are told, those that are due are started.
+    #[cold]
+    pub(crate) fn copy(&mut self) {
+        let Engine { qps, shared, .. } = self;
+        while let Some(copy) = shared.staging.next_ended(shared.now) {
+            shared.counters.count_if(!copy.succeeded, Counter::DeviceErrors);
+            if let Some(qp) = qps.get_mut(copy.qp.0) {
+                qp.copy_ended(shared, &copy);
+            }
+        }
+        let mut left = 0;
+        while let Some(handle) = shared.staging.open_at(left) {
+            if qps.get_mut(handle.0).is_some_and(|qp| qp.start_copies(shared)) {
+                left += 1;
+            } else {
+                shared.staging.close(handle);
+            }
+        }
+        let mut place = 0;
+        while let Some(handle) = shared.staging.waiting_at(place) {
+            if let Some(qp) = qps.get_mut(handle.0) {
+                qp.schedule(shared);
+            }
+            place += 1;
+        }
     }
 
     /// The timers that are due.

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 
 use ferroce_driver::Memory;
 
-use super::Software;
+use super::{Engine, Software};
 use crate::engine::mr::refused;
 use crate::engine::shared::Shared;
 use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
@@ -44,8 +44,18 @@ impl Software {
         if let Err(source) = self.check_pd(pd) {
             return Err(RegisterError { memory, source });
         }
+        let copier = match self.copier_of(&memory) {
+            Ok(copier) => copier,
+            Err(source) => return Err(RegisterError { memory, source }),
+        };
         let Shared { mrs, rng, .. } = &mut self.engine.shared;
-        mrs.register(rng, pd, memory, access, iova)
+        mrs.register(rng, pd, (memory, copier), access, iova)
+    }
+
+    /// What copies for the device of this memory, if it is one's.
+    fn copier_of(&mut self, memory: &Memory) -> Result<Option<u8>, Error> {
+        let Engine { qps, shared, .. } = &mut self.engine;
+        Ok(shared.staging.copier_of(memory, qps.capacity())?)
     }
 
     pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
@@ -53,7 +63,10 @@ impl Software {
     }
 
     pub(crate) fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
-        self.engine.shared.mrs.exchange(mr, memory)
+        match self.copier_of(&memory) {
+            Ok(copier) => self.engine.shared.mrs.exchange(mr, (memory, copier)),
+            Err(source) => Err(RegisterError { memory, source }),
+        }
     }
 
     pub(crate) fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {

@@ -1,5 +1,7 @@
 //! When a requester sends again: the ACK timer, NAKs, and giving up (docs/protocol.md §4).
 
+use std::time::Duration;
+
 use ferroce_driver::Nanos;
 use ferroce_wire::RnrTimer;
 
@@ -99,6 +101,20 @@ impl QueuePair {
         requester.rnr_deadline = deadline;
         requester.rnr_began = shared.now;
         requester.ack_deadline = Nanos::NEVER;
+        self.go_back(shared);
+        self.schedule(shared);
+    }
+
+    /// A response found no room on its way to memory of a device: asks for it again a while later, as if the peer had
+    /// said that it was not ready.
+    #[cold]
+    pub(crate) fn await_room(&mut self, shared: &mut Shared) {
+        /// Several copies of a chunk take as long.
+        const PAUSE: Duration = Duration::from_micros(100);
+        shared.count(Counter::RxStagingFull);
+        self.requester.rnr_deadline = shared.now + PAUSE;
+        self.requester.rnr_began = shared.now;
+        self.requester.ack_deadline = Nanos::NEVER;
         self.go_back(shared);
         self.schedule(shared);
     }

@@ -9,10 +9,11 @@ use crate::engine::frame_slot::FrameSlot;
 use crate::engine::outcome::Answer;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
+use crate::engine::staging::answers::FromDevice;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Event, WcStatus};
 
-use super::{InboundMessage, Responder};
+use super::InboundMessage;
 
 /// What came of a turn to send an outcome.
 enum Wrote {
@@ -40,8 +41,26 @@ impl QueuePair {
                 Wrote::Nothing => break,
             }
         }
-        let (psn, syndrome) = self.responder.nak_owed.take()?;
+        let (psn, syndrome) = self.take_owed_nak()?;
         self.write_acknowledge(shared, slot, psn, syndrome)
+    }
+
+    /// The NAK that is owed, if it may go: it says too that everything before it was executed.
+    #[inline(always)]
+    fn take_owed_nak(&mut self) -> Option<(Psn, Syndrome)> {
+        let nak = self.responder.nak_owed?;
+        if self.holds_back() {
+            self.want_visible();
+            return None;
+        }
+        self.responder.nak_owed = None;
+        Some(nak)
+    }
+
+    /// Whether bytes that were executed, or are to be sent as an answer, are not there yet.
+    #[inline(always)]
+    fn holds_back(&self) -> bool {
+        self.staged.is_some() && (self.is_landing() || self.may_owe_response())
     }
 
     /// Whether a response may be owed, behind which an ACK must stay.
@@ -55,7 +74,7 @@ impl QueuePair {
         shared: &mut Shared,
         slot: &mut FrameSlot<'_>,
     ) -> Option<usize> {
-        match self.responder.nak_owed.take() {
+        match self.take_owed_nak() {
             Some((psn, syndrome)) => self.write_acknowledge(shared, slot, psn, syndrome),
             None => self.transmit_acknowledge(shared, slot, false),
         }
@@ -74,7 +93,12 @@ impl QueuePair {
             return None;
         }
         let (now, poll) = (self.ack_time(shared), shared.poll);
-        let Responder { ref mut ack, expected, msn, .. } = self.responder;
+        // A selective one would say that what is not visible is missing.
+        if self.staged.is_some() && (self.may_owe_response() || self.selective.is_some() && self.is_landing()) {
+            return None;
+        }
+        let (expected, msn) = self.visible();
+        let ack = &mut self.responder.ack;
         let goes = if ahead { ack.is_overdue(now, poll, expected) } else { ack.is_due(now, poll, expected) };
         if !goes {
             return None;
@@ -88,9 +112,9 @@ impl QueuePair {
 
     /// When the ACK that is owed is to be thought of again, if one is.
     pub(crate) fn ack_due(&self, shared: &Shared) -> Option<Nanos> {
-        let Responder { ack, expected, .. } = &self.responder;
+        let ack = &self.responder.ack;
         let now = self.ack_time(shared);
-        ack.is_owed().then(|| ack.kept_until(*expected).filter(|until| *until > now).unwrap_or(shared.now))
+        ack.is_owed().then(|| ack.kept_until(self.visible().0).filter(|until| *until > now).unwrap_or(shared.now))
     }
 
     /// The time by which it is judged how long an ACK was kept back: nothing is if it hurries, nor where
@@ -120,6 +144,12 @@ impl QueuePair {
         let Some(connection) = &self.connection else { return Wrote::Nothing };
         let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
         let psn = outcome.next_psn();
+        if let Some((invisible, _)) = self.staged.as_ref().and_then(|staged| staged.requests.invisible())
+            && outcome.first_psn.distance(invisible) > 0
+        {
+            self.want_visible();
+            return Wrote::Nothing;
+        }
         let (opcode, payload) = match outcome.answer {
             Answer::Atomic { .. } => (Opcode::RC_ATOMIC_ACKNOWLEDGE, None),
             Answer::Done => (Opcode::RC_READ_RESPONSE_ONLY, None),
@@ -137,12 +167,26 @@ impl QueuePair {
                         return Wrote::NothingYet;
                     }
                     Err(_) => {
-                        self.refuse_read_under_way(shared, psn);
+                        shared.count(Counter::RespRemoteAccessErrors);
+                        self.refuse_read_under_way(shared, psn, Nak::RemoteAccessError);
                         return Wrote::NothingYet;
                     }
                 }
             }
         };
+        if let Some(grant) = payload
+            && shared.mrs.place_of(grant).is_some()
+        {
+            return match self.write_from_device(shared, slot, (opcode, grant.len())) {
+                FromDevice::Frame(length) => Wrote::Frame(length),
+                FromDevice::Nothing => Wrote::Nothing,
+                FromDevice::Failed => {
+                    shared.count(Counter::RespRemoteOperationalErrors);
+                    self.refuse_read_under_way(shared, psn, Nak::RemoteOperationalError);
+                    Wrote::NothingYet
+                }
+            };
+        }
         let Shared { mrs, counters, crc, .. } = shared;
         let apart = payload.filter(|grant| slot.wants_apart(grant.len()) && mrs.payload(*grant).is_some());
         // READs see memory in their order, whoever writes there.
@@ -164,13 +208,16 @@ impl QueuePair {
         Wrote::Frame(slot.end(written))
     }
 
-    /// The memory of a READ went away while its response was under way.
-    fn refuse_read_under_way(&mut self, shared: &mut Shared, psn: Psn) {
-        shared.count(Counter::RespRemoteAccessErrors);
+    /// The memory of a READ went away, or its device failed, while its response was under way.
+    fn refuse_read_under_way(&mut self, shared: &mut Shared, psn: Psn, nak: Nak) {
         self.responder.silence();
-        self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
+        self.responder.nak_owed = Some((psn, Syndrome::Nak(nak)));
         // A message behind the READ may have begun to come. It is not at fault.
         self.responder.message = InboundMessage::None;
-        self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
+        let (status, event) = match nak {
+            Nak::RemoteAccessError => (WcStatus::RemAccessErr, Event::QpAccessErr(self.handle)),
+            _ => (WcStatus::FatalErr, Event::QpFatal(self.handle)),
+        };
+        self.fail_receive(shared, status, event);
     }
 }

@@ -1,0 +1,351 @@
+//! Memory of GPUs on its way to packets and from them: chunks of host memory, and the copies under way.
+//!
+//! A device copies between its memory and a chunk; packets are written from chunks and received into them. What is sent is in a
+//! [`Stream`](stream::Stream), what is received in a [`Landing`](landing::Landing) of the queue pair.
+
+pub(crate) mod answers;
+pub(crate) mod landing;
+pub(crate) mod receives;
+pub(crate) mod sends;
+pub(crate) mod stream;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ferroce_driver::gpu::{Device, GpuError, Queue, Staging, Ticket};
+use ferroce_driver::{Memory, Nanos, Piece, Span};
+
+use crate::verbs::{Config, Qp};
+
+/// What a chunk is for. Those of sends stay until the peer has acknowledged, which may need others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Sends,
+    Answers,
+    /// Of a peer's requests.
+    Requests,
+    /// Of the responses to READs.
+    Responses,
+}
+
+/// A copy that has ended.
+pub(crate) struct EndedCopy {
+    pub(crate) qp: Qp,
+    pub(crate) purpose: Purpose,
+    /// As its owner numbers it.
+    pub(crate) number: u64,
+    pub(crate) succeeded: bool,
+}
+
+/// The chunks of a context, and the queues of the devices whose memory is registered with it.
+pub(crate) struct StagingPool {
+    chunk: usize,
+    limit: u16,
+    /// Since memory of a device was first registered.
+    memory: Option<Staging>,
+    chunks: Box<[Chunk]>,
+    free: Vec<u16>,
+    /// Chunks that sends hold.
+    sends: u16,
+    copiers: Vec<Copier>,
+    /// Queue pairs that found no chunk, in this order; those that are to send are the second.
+    waiting: [VecDeque<Waiting>; 2],
+    /// Queue pairs with bytes that were received and are not being copied yet.
+    open: Vec<Qp>,
+    /// The number of the last copy.
+    last: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Chunk {
+    /// Whose it is; nobody's if it was given up.
+    purpose: Option<Purpose>,
+    copies: u32,
+}
+
+/// A queue pair that found no chunk, and when it last looked for one.
+#[derive(Clone, Copy)]
+struct Waiting {
+    qp: Qp,
+    since: Nanos,
+}
+
+/// How long a place is kept for a queue pair whose peer does not come back: longer than a receiver lets it wait (655 ms).
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The queues of one device: gathers don't wait for scatters.
+struct Copier {
+    device: Arc<dyn Device>,
+    gathers: Lane,
+    scatters: Lane,
+}
+
+struct Lane {
+    queue: Box<dyn Queue>,
+    /// Those that are not known to have ended, by their tickets.
+    flights: VecDeque<Flight>,
+    /// All up to it have ended, and one behind it has failed.
+    ended: Ticket,
+    failed: Option<Ticket>,
+}
+
+struct Flight {
+    ticket: Ticket,
+    qp: Qp,
+    purpose: Purpose,
+    number: u64,
+    chunk: u16,
+}
+
+/// Devices whose memory a context may have.
+const COPIERS_MAX: usize = 64;
+
+impl StagingPool {
+    pub(crate) fn new(config: &Config) -> StagingPool {
+        StagingPool {
+            chunk: config.staging_chunk as usize,
+            limit: config.staging_chunks,
+            memory: None,
+            chunks: Box::default(),
+            free: Vec::new(),
+            sends: 0,
+            copiers: Vec::new(),
+            waiting: Default::default(),
+            open: Vec::new(),
+            last: 0,
+        }
+    }
+
+    /// Whether memory of a device was ever registered.
+    #[inline]
+    pub(crate) fn is_used(&self) -> bool {
+        !self.copiers.is_empty()
+    }
+
+    /// What copies for the device of this memory; `None` for memory of the host. Queue pairs are `max_qps` at most.
+    pub(crate) fn copier_of(&mut self, memory: &Memory, max_qps: usize) -> Result<Option<u8>, GpuError> {
+        let Some(device) = memory.device() else { return Ok(None) };
+        let index = match self.copiers.iter().position(|copier| Arc::ptr_eq(&copier.device, device)) {
+            Some(index) => index,
+            None => self.open_copier(device, max_qps)?,
+        };
+        Ok(Some(index as u8))
+    }
+
+    fn open_copier(&mut self, device: &Arc<dyn Device>, max_qps: usize) -> Result<usize, GpuError> {
+        let refused = |reason: String| GpuError::Call { device: device.name().to_owned(), call: "register", reason };
+        if self.copiers.len() == COPIERS_MAX {
+            return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
+        }
+        if self.memory.is_none() {
+            self.memory = Some(Staging::new(self.chunk * usize::from(self.limit))?);
+            self.chunks = vec![Chunk { purpose: None, copies: 0 }; self.limit.into()].into();
+            self.free = (0..self.limit).rev().collect();
+            self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
+            self.open.reserve(max_qps);
+        }
+        let lane = || -> Result<Lane, GpuError> {
+            let flights = VecDeque::with_capacity(usize::from(self.limit));
+            Ok(Lane { queue: device.queue()?, flights, ended: Ticket::NONE, failed: None })
+        };
+        let copier = Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? };
+        self.copiers.push(copier);
+        Ok(self.copiers.len() - 1)
+    }
+
+    /// Bytes of a chunk.
+    pub(crate) fn chunk_bytes(&self) -> usize {
+        self.chunk
+    }
+
+    /// Chunks that one queue pair may have for its sends, or for its answers.
+    pub(crate) fn share(&self) -> usize {
+        usize::from(self.limit / 4).max(2)
+    }
+
+    /// A number for a copy.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// Takes a chunk. `None` if there is none, or if others wait for those that there are: then `qp` waits behind them.
+    pub(crate) fn take(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
+        let is_send = purpose == Purpose::Sends;
+        // What is received must find room while sends wait to be acknowledged.
+        let most = if is_send { usize::from(self.limit / 2 - self.sends) } else { self.free.len() };
+        let line = &mut self.waiting[usize::from(is_send)];
+        // Whoever comes no more has let go of its place.
+        line.retain(|waiting| now.since(waiting.since) < PATIENCE);
+        let ahead = line.iter().position(|waiting| waiting.qp == qp);
+        if ahead.unwrap_or(line.len()) < most.min(self.free.len())
+            && let Some(chunk) = self.free.pop()
+        {
+            if let Some(place) = ahead {
+                line.remove(place);
+            }
+            self.sends += u16::from(is_send);
+            self.chunks[usize::from(chunk)] = Chunk { purpose: Some(purpose), copies: 0 };
+            return Some(chunk);
+        }
+        self.wait(now, qp, purpose);
+        None
+    }
+
+    /// Lets `qp` wait for a chunk, or for the end of copies.
+    pub(crate) fn wait(&mut self, now: Nanos, qp: Qp, purpose: Purpose) {
+        let line = &mut self.waiting[usize::from(purpose == Purpose::Sends)];
+        match line.iter_mut().find(|waiting| waiting.qp == qp) {
+            Some(waiting) => waiting.since = now,
+            None => line.push_back(Waiting { qp, since: now }),
+        }
+    }
+
+    /// Gives a chunk back. It is free when its copies have ended.
+    pub(crate) fn release(&mut self, chunk: u16) {
+        let held = &mut self.chunks[usize::from(chunk)];
+        if let Some(purpose) = held.purpose.take() {
+            self.sends -= u16::from(purpose == Purpose::Sends);
+            if held.copies == 0 {
+                self.free.push(chunk);
+            }
+        }
+    }
+
+    /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
+    pub(crate) fn forget(&mut self, qp: Qp) {
+        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
+        self.open.retain(|open| *open != qp);
+    }
+
+    /// One of the queue pairs that wait to send, if there are chunks for so many.
+    pub(crate) fn waiting_at(&self, place: usize) -> Option<Qp> {
+        let free = self.free.len();
+        let chained = self.waiting.iter().flat_map(|line| line.iter().take(free));
+        chained.map(|waiting| waiting.qp).nth(place)
+    }
+
+    /// Notes that `qp` has bytes that are to be copied.
+    pub(crate) fn note_open(&mut self, qp: Qp) {
+        if !self.open.contains(&qp) {
+            self.open.push(qp);
+        }
+    }
+
+    /// One of the queue pairs with bytes that are to be copied.
+    pub(crate) fn open_at(&self, place: usize) -> Option<Qp> {
+        self.open.get(place).copied()
+    }
+
+    /// It has none any more.
+    pub(crate) fn close(&mut self, qp: Qp) {
+        self.open.retain(|open| *open != qp);
+    }
+
+    /// The bytes of a chunk.
+    pub(crate) fn span(&self, chunk: u16, at: usize, len: usize) -> Span<'_> {
+        match &self.memory {
+            Some(memory) => memory.span(usize::from(chunk) * self.chunk + at, len),
+            None => (&[][..]).into(),
+        }
+    }
+
+    /// Writes into a chunk.
+    pub(crate) fn write(&self, chunk: u16, at: usize, from: &[u8]) {
+        if let Some(memory) = &self.memory {
+            memory.write(usize::from(chunk) * self.chunk + at, from);
+        }
+    }
+
+    /// Copies memory of the host into a chunk.
+    pub(crate) fn copy(&self, chunk: u16, at: usize, from: Span<'_>) {
+        if let Some(memory) = &self.memory {
+            memory.copy(usize::from(chunk) * self.chunk + at, from);
+        }
+    }
+
+    /// Starts a copy of pieces of a device's memory to a chunk, from byte `at` of it on.
+    pub(crate) fn gather(
+        &mut self,
+        now: Nanos,
+        (copier, pieces): (u8, &[Piece<'_>]),
+        (chunk, at): (u16, usize),
+        (qp, purpose): (Qp, Purpose),
+    ) -> Result<u64, GpuError> {
+        let number = self.number();
+        let start = usize::from(chunk) * self.chunk + at;
+        let (Some(memory), Some(copier)) = (&self.memory, self.copiers.get_mut(usize::from(copier))) else {
+            unreachable!("a region of a device has its copier")
+        };
+        let Lane { queue, flights, .. } = &mut copier.gathers;
+        let ticket = queue.gather(now, pieces, memory, start)?;
+        flights.push_back(Flight { ticket, qp, purpose, number, chunk });
+        self.chunks[usize::from(chunk)].copies += 1;
+        Ok(number)
+    }
+
+    /// Starts a copy of a chunk's first bytes to pieces of a device's memory, not before that with the ticket `after` has ended.
+    pub(crate) fn scatter(
+        &mut self,
+        now: Nanos,
+        (copier, pieces): (u8, &[Piece<'_>]),
+        (chunk, number): (u16, u64),
+        (qp, purpose): (Qp, Purpose),
+        after: Ticket,
+    ) -> Result<Ticket, GpuError> {
+        let start = usize::from(chunk) * self.chunk;
+        let (Some(memory), Some(copier)) = (&self.memory, self.copiers.get_mut(usize::from(copier))) else {
+            unreachable!("a region of a device has its copier")
+        };
+        let Lane { queue, flights, .. } = &mut copier.scatters;
+        let ticket = queue.scatter(now, memory, start, pieces, after)?;
+        flights.push_back(Flight { ticket, qp, purpose, number, chunk });
+        self.chunks[usize::from(chunk)].copies += 1;
+        Ok(ticket)
+    }
+
+    /// The next copy that has ended by `now`.
+    pub(crate) fn next_ended(&mut self, now: Nanos) -> Option<EndedCopy> {
+        let StagingPool { copiers, chunks, free, .. } = self;
+        let lanes = copiers.iter_mut().flat_map(|copier| [&mut copier.gathers, &mut copier.scatters]);
+        let (flight, succeeded) = lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
+        let chunk = &mut chunks[usize::from(flight.chunk)];
+        chunk.copies -= 1;
+        if chunk.copies == 0 && chunk.purpose.is_none() {
+            free.push(flight.chunk);
+        }
+        let Flight { qp, purpose, number, .. } = flight;
+        Some(EndedCopy { qp, purpose, number, succeeded })
+    }
+
+    /// When a copy may end.
+    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
+        let copies = lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
+        copies.chain((!self.open.is_empty()).then_some(now)).min()
+    }
+}
+
+impl Lane {
+    /// The oldest copy, if it has ended by `now`, and whether it has succeeded.
+    fn next_ended(&mut self, now: Nanos) -> Option<(Flight, bool)> {
+        let oldest = self.flights.front()?.ticket;
+        if self.ended < oldest && self.failed.is_none() {
+            match self.queue.done(now) {
+                Ok(done) => self.ended = done,
+                Err(failed) => {
+                    tracing::warn!("{failed}");
+                    // All before it have ended well.
+                    self.ended = Ticket(failed.ticket.0 - 1);
+                    self.failed = Some(failed.ticket);
+                }
+            }
+        }
+        let has_failed = self.failed.take_if(|failed| *failed == oldest).is_some();
+        if !has_failed && self.ended < oldest {
+            return None;
+        }
+        Some((self.flights.pop_front()?, !has_failed))
+    }
+}

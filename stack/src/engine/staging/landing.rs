@@ -1,0 +1,281 @@
+//! Bytes that were received for memory of a device: copied to it in batches, and what must wait until they are there.
+
+use std::collections::VecDeque;
+
+use arrayvec::ArrayVec;
+use ferroce_driver::gpu::{MAX_PIECES, Ticket};
+use ferroce_driver::{Held, Piece};
+use ferroce_wire::Psn;
+
+use super::{Purpose, StagingPool};
+use crate::engine::mr::MemoryRegions;
+use crate::engine::shared::Shared;
+use crate::verbs::{Cq, Qp, WcStatus, WorkCompletion};
+
+/// What one queue pair has received for memory of devices, in order.
+pub(crate) struct Landing {
+    purpose: Purpose,
+    /// Oldest first. Those that are not copied yet are the last.
+    batches: VecDeque<Batch>,
+    /// Completions behind a batch, in order.
+    completions: VecDeque<Behind>,
+    /// The peer has asked for an acknowledgement that is not due before the bytes are there.
+    pub(crate) asked: bool,
+}
+
+/// Bytes in one chunk that are copied at once.
+struct Batch {
+    number: u64,
+    chunk: u16,
+    copier: u8,
+    filled: usize,
+    pieces: ArrayVec<Target, MAX_PIECES>,
+    state: State,
+    /// The packet that its first bytes came with, and the messages complete before.
+    first: (Psn, u32),
+    /// The poll in which its last bytes came.
+    poll: u64,
+    /// Something waits for it.
+    is_wanted: bool,
+}
+
+/// Where bytes are to go.
+struct Target {
+    region: u32,
+    offset: u64,
+    len: usize,
+    /// The region stays until then.
+    _held: Held,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It takes more bytes.
+    Open,
+    /// It is to be copied.
+    Closed,
+    /// It is being copied.
+    Copying(Ticket),
+    Ended,
+    Failed,
+}
+
+/// A completion that waits for a batch and those before it.
+struct Behind {
+    number: u64,
+    cq: Cq,
+    completion: WorkCompletion,
+    solicited: bool,
+}
+
+/// There is no chunk for what has come.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
+
+/// Where bytes go: a region of a device, what copies for it, and the offset there.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) region: u32,
+    pub(crate) copier: u8,
+    pub(crate) offset: u64,
+}
+
+impl Landing {
+    pub(crate) fn new(purpose: Purpose) -> Landing {
+        Landing { purpose, batches: VecDeque::with_capacity(4), completions: VecDeque::with_capacity(16), asked: false }
+    }
+
+    /// Whether everything that has come is there.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// The first packet whose bytes may not be there, and the messages complete before it.
+    pub(crate) fn invisible(&self) -> Option<(Psn, u32)> {
+        self.batches.front().map(|batch| batch.first)
+    }
+
+    /// Takes bytes that came with the packet `first`.
+    pub(crate) fn take(
+        &mut self,
+        shared: &mut Shared,
+        qp: Qp,
+        place: Place,
+        data: &[u8],
+        first: (Psn, u32),
+    ) -> Result<(), NoRoom> {
+        let Shared { staging, mrs, poll, now, .. } = shared;
+        let Some(held) = mrs.hold(place.region, place.offset, data.len()) else { return Ok(()) };
+        let chunk_bytes = staging.chunk_bytes();
+        let fits = |batch: &Batch| batch.has_room(&place, data.len(), chunk_bytes);
+        if !self.batches.back().is_some_and(fits) {
+            // Taken before anything changes.
+            let chunk = staging.take(*now, qp, self.purpose).ok_or(NoRoom)?;
+            if let Some(last) = self.batches.back_mut().filter(|last| last.state == State::Open) {
+                last.state = State::Closed;
+            }
+            let number = staging.number();
+            self.batches.push_back(Batch {
+                number,
+                chunk,
+                copier: place.copier,
+                filled: 0,
+                pieces: ArrayVec::new(),
+                state: State::Open,
+                first,
+                poll: *poll,
+                is_wanted: false,
+            });
+            staging.note_open(qp);
+        }
+        if let Some(batch) = self.batches.back_mut() {
+            staging.write(batch.chunk, batch.filled, data);
+            batch.filled += data.len();
+            batch.poll = *poll;
+            batch.push(place, data.len(), held);
+        }
+        Ok(())
+    }
+
+    /// A completion waits for all that has come; `Err` if there is nothing to wait for.
+    pub(crate) fn defer(&mut self, cq: Cq, completion: WorkCompletion, solicited: bool) -> Result<(), ()> {
+        let last = self.batches.back_mut().ok_or(())?;
+        last.is_wanted = true;
+        self.completions.push_back(Behind { number: last.number, cq, completion, solicited });
+        Ok(())
+    }
+
+    /// A message has ended, or an answer waits: what has come is wanted now.
+    pub(crate) fn want(&mut self) {
+        if let Some(last) = self.batches.back_mut() {
+            last.is_wanted = true;
+        }
+    }
+
+    /// Starts the copies that are due at the end of a poll: of what is full, or wanted, or has grown no more. Returns whether
+    /// some are left for another poll.
+    pub(crate) fn start_copies(&mut self, shared: &mut Shared, qp: Qp) -> bool {
+        let Shared { staging, mrs, now, poll, .. } = shared;
+        for index in 0..self.batches.len() {
+            let batch = &self.batches[index];
+            match batch.state {
+                State::Open if !batch.is_wanted && batch.poll == *poll => return true,
+                State::Open | State::Closed => {}
+                _ => continue,
+            }
+            let after = self.batches.range(..index).filter(|earlier| earlier.overlaps(batch)).filter_map(Batch::ticket).max();
+            let pieces: ArrayVec<Piece<'_>, MAX_PIECES> =
+                batch.pieces.iter().filter_map(|target| mrs.device_piece(target.region, target.offset, target.len)).collect();
+            let (place, owner) = ((batch.chunk, batch.number), (qp, self.purpose));
+            let copy = staging.scatter(*now, (batch.copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
+            let batch = &mut self.batches[index];
+            match copy {
+                Ok(ticket) => batch.state = State::Copying(ticket),
+                Err(ferroce_driver::gpu::GpuError::Full { .. }) => return true,
+                Err(error) => {
+                    tracing::warn!("{error}");
+                    batch.state = State::Failed;
+                }
+            }
+        }
+        false
+    }
+
+    /// A copy has ended.
+    pub(crate) fn ended(&mut self, number: u64, succeeded: bool) {
+        if let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == number) {
+            batch.state = if succeeded { State::Ended } else { State::Failed };
+        }
+    }
+
+    /// Takes out the oldest batch that is there. `None` if there is none.
+    pub(crate) fn pop_ended(&mut self, pool: &mut StagingPool) -> Option<()> {
+        let batch = self.batches.pop_front_if(|batch| batch.state == State::Ended)?;
+        pool.release(batch.chunk);
+        Some(())
+    }
+
+    /// Whether the oldest batch can't be copied.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.batches.front().is_some_and(|batch| batch.state == State::Failed)
+    }
+
+    /// Takes out the next completion that waits for nothing any more.
+    pub(crate) fn pop_completion(&mut self) -> Option<(Cq, WorkCompletion, bool)> {
+        let oldest = self.batches.front().map_or(u64::MAX, |batch| batch.number);
+        let Behind { cq, completion, solicited, .. } = self.completions.pop_front_if(|behind| behind.number < oldest)?;
+        Some((cq, completion, solicited))
+    }
+
+    /// What is not being copied never will be. What waits for that, or for what has failed, ends in error: the first with
+    /// `status`, the others flushed. Returns whether there was one.
+    pub(crate) fn give_up(&mut self, pool: &mut StagingPool, status: WcStatus) -> bool {
+        let is_lost = |batch: &Batch| matches!(batch.state, State::Open | State::Closed | State::Failed);
+        let Some(first) = self.batches.iter().find(|batch| is_lost(batch)).map(|batch| batch.number) else { return false };
+        let mut status = Some(status);
+        for behind in self.completions.iter_mut().filter(|behind| behind.number >= first) {
+            if behind.completion.status == WcStatus::Success {
+                behind.completion.status = status.take().unwrap_or(WcStatus::WrFlushErr);
+            }
+        }
+        self.batches.retain(|batch| {
+            if is_lost(batch) {
+                pool.release(batch.chunk);
+            }
+            !is_lost(batch)
+        });
+        self.asked = false;
+        status.is_none()
+    }
+
+    /// The queue pair is reset: what is being copied ends without it.
+    pub(crate) fn reset(&mut self, pool: &mut StagingPool) {
+        self.batches.drain(..).for_each(|batch| pool.release(batch.chunk));
+        self.completions.clear();
+        self.asked = false;
+    }
+}
+
+impl Batch {
+    fn has_room(&self, place: &Place, len: usize, chunk_bytes: usize) -> bool {
+        let is_next = |last: &Target| last.region == place.region && last.offset + last.len as u64 == place.offset;
+        let has_place = !self.pieces.is_full() || self.pieces.last().is_some_and(is_next);
+        self.state == State::Open
+            && self.copier == place.copier
+            && has_place
+            && chunk_bytes - self.filled >= len
+            && !self.pieces.iter().any(|target| target.overlaps(place.region, place.offset, len))
+    }
+
+    fn push(&mut self, place: Place, len: usize, held: Held) {
+        let Place { region, offset, .. } = place;
+        match self.pieces.last_mut() {
+            Some(last) if last.region == region && last.offset + last.len as u64 == offset => last.len += len,
+            _ => self.pieces.push(Target { region, offset, len, _held: held }),
+        }
+    }
+
+    /// Whether both write somewhere.
+    fn overlaps(&self, other: &Batch) -> bool {
+        let meets = |target: &Target| other.pieces.iter().any(|o| target.overlaps(o.region, o.offset, o.len));
+        self.copier == other.copier && self.pieces.iter().any(meets)
+    }
+
+    fn ticket(&self) -> Option<Ticket> {
+        if let State::Copying(ticket) = self.state { Some(ticket) } else { None }
+    }
+}
+
+impl Target {
+    fn overlaps(&self, region: u32, offset: u64, len: usize) -> bool {
+        self.region == region && self.offset < offset + len as u64 && offset < self.offset + self.len as u64
+    }
+}
+
+impl MemoryRegions {
+    /// A share in the memory of a device at these bytes.
+    fn hold(&self, region: u32, offset: u64, len: usize) -> Option<Held> {
+        Some(self.device_piece(region, offset, len)?.hold())
+    }
+}

@@ -1,0 +1,276 @@
+//! What a queue pair receives for memory of a device, and what waits until it is there: acknowledgements, answers, completions.
+
+use ferroce_wire::{Nak, Psn, Syndrome};
+
+use super::answers::Answers;
+use super::landing::{Landing, NoRoom};
+use super::sends::Sends;
+use super::{EndedCopy, Purpose};
+use crate::engine::mr::Granted;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Cq, Event, QpState, Sge, WcOpcode, WcStatus, WorkCompletion};
+
+/// What a queue pair has more once it has to do with memory of a device.
+pub(crate) struct Staged {
+    pub(crate) sends: Sends,
+    pub(crate) answers: Answers,
+    /// Of the peer's requests.
+    pub(crate) requests: Landing,
+    /// Of the responses to its READs.
+    pub(crate) responses: Landing,
+}
+
+impl QueuePair {
+    /// Makes room for what goes to and comes from memory of devices, unless that was done.
+    pub(crate) fn stage(&mut self, shared: &Shared) {
+        if self.staged.is_none() {
+            let pool = &shared.staging;
+            self.staged = Some(Box::new(Staged {
+                sends: Sends::new(pool, self.sq.depth(), self.sq.head()),
+                answers: Answers::new(pool),
+                requests: Landing::new(Purpose::Requests),
+                responses: Landing::new(Purpose::Responses),
+            }));
+        }
+    }
+
+    /// The packet that is executed: what lies before it may be visible.
+    fn this_request(&self) -> (Psn, u32) {
+        (self.responder.expected_psn(), self.responder.msn())
+    }
+
+    /// Takes bytes of a request for the oldest receive, from byte `skip` of it on, as far as they are for memory of devices.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn land_receive(&mut self, shared: &mut Shared, skip: u32, data: &[u8]) -> Result<(), NoRoom> {
+        self.stage(shared);
+        let (handle, first) = (self.handle, self.this_request());
+        let (Some(staged), Some(receive)) = (&mut self.staged, self.rq.front()) else { return Ok(()) };
+        land(&mut staged.requests, shared, handle, receive.sges, (skip, data), first)
+    }
+
+    /// Takes bytes of a request for memory of a device that the packet may write.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn land_write(&mut self, shared: &mut Shared, grant: Granted, data: &[u8]) -> Result<(), NoRoom> {
+        self.stage(shared);
+        let (handle, first) = (self.handle, self.this_request());
+        let (Some(staged), Some(place)) = (&mut self.staged, shared.mrs.place_of(grant)) else { return Ok(()) };
+        staged.requests.take(shared, handle, place, data, first)
+    }
+
+    /// Takes bytes of a response to the READ `number`, from byte `skip` of it on, as far as they are for memory of devices.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn land_response(
+        &mut self,
+        shared: &mut Shared,
+        number: u32,
+        (skip, data): (u32, &[u8]),
+    ) -> Result<(), NoRoom> {
+        self.stage(shared);
+        let handle = self.handle;
+        let Some(staged) = &mut self.staged else { return Ok(()) };
+        land(&mut staged.responses, shared, handle, self.sq.sges(number), (skip, data), (Psn::default(), 0))
+    }
+
+    /// Whether something that READs have brought is not there yet.
+    pub(crate) fn is_fetching(&self) -> bool {
+        self.staged.as_ref().is_some_and(|staged| !staged.responses.is_idle())
+    }
+
+    /// The PSN before which everything was executed and is visible, and the messages complete before it.
+    #[inline(always)]
+    pub(crate) fn visible(&self) -> (Psn, u32) {
+        match &self.staged {
+            None => self.this_request(),
+            Some(staged) => staged.requests.invisible().unwrap_or_else(|| self.this_request()),
+        }
+    }
+
+    /// Whether some of what was executed is not visible.
+    #[inline(always)]
+    pub(crate) fn is_landing(&self) -> bool {
+        match &self.staged {
+            None => false,
+            Some(staged) => !staged.requests.is_idle(),
+        }
+    }
+
+    /// Lets an acknowledgement that the peer asks for wait until what was executed is visible.
+    #[cold]
+    pub(crate) fn ask_when_visible(&mut self) {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.asked = true;
+        }
+    }
+
+    /// An answer waits for what was executed.
+    #[cold]
+    pub(crate) fn want_visible(&mut self) {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.want();
+        }
+    }
+
+    /// Keeps a completion back that must not come before bytes which are not there yet.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn defer(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
+        let Some(staged) = &mut self.staged else { return false };
+        let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
+        let landing = if is_receive { &mut staged.requests } else { &mut staged.responses };
+        landing.defer(cq, wc, solicited).is_ok()
+    }
+
+    /// Starts the copies that are due. Returns whether some are left.
+    pub(crate) fn start_copies(&mut self, shared: &mut Shared) -> bool {
+        let handle = self.handle;
+        let Some(staged) = &mut self.staged else { return false };
+        let left = staged.requests.start_copies(shared, handle) | staged.responses.start_copies(shared, handle);
+        self.land_ended(shared);
+        left
+    }
+
+    /// A copy has ended.
+    pub(crate) fn copy_ended(&mut self, shared: &mut Shared, copy: &EndedCopy) {
+        let Some(staged) = &mut self.staged else { return };
+        match copy.purpose {
+            Purpose::Sends => staged.sends.ended(copy.number, copy.succeeded),
+            Purpose::Answers => staged.answers.ended(copy.number, copy.succeeded),
+            Purpose::Requests => staged.requests.ended(copy.number, copy.succeeded),
+            Purpose::Responses => staged.responses.ended(copy.number, copy.succeeded),
+        }
+        match copy.purpose {
+            Purpose::Sends | Purpose::Answers => self.schedule(shared),
+            Purpose::Requests | Purpose::Responses => self.land_ended(shared),
+        }
+        self.settle(shared);
+    }
+
+    /// What has landed is told.
+    fn land_ended(&mut self, shared: &mut Shared) {
+        let Some(staged) = &mut self.staged else { return };
+        let mut landed = false;
+        for landing in [&mut staged.requests, &mut staged.responses] {
+            while landing.pop_ended(&mut shared.staging).is_some() {
+                landed = true;
+            }
+        }
+        let failed = (staged.requests.has_failed(), staged.responses.has_failed());
+        self.complete_landed(shared);
+        match failed {
+            (true, _) => self.fail_request_copy(shared),
+            (_, true) => self.fail_response_copy(shared),
+            _ => {}
+        }
+        if landed {
+            let asked = self.staged.as_mut().is_some_and(|staged| staged.requests.asked);
+            if asked {
+                if let Some(staged) = &mut self.staged {
+                    staged.requests.asked = !staged.requests.is_idle();
+                }
+                self.owe_visible(shared);
+            }
+            self.note_drained(shared);
+            self.schedule(shared);
+        }
+    }
+
+    /// Completions that wait for nothing any more.
+    fn complete_landed(&mut self, shared: &mut Shared) {
+        while let Some(staged) = &mut self.staged {
+            let next = staged.requests.pop_completion().or_else(|| staged.responses.pop_completion());
+            let Some((cq, wc, solicited)) = next else { return };
+            self.push_now(shared, cq, wc, solicited);
+        }
+    }
+
+    /// Bytes of a request can't be copied: as if the memory of the receive were wrong.
+    fn fail_request_copy(&mut self, shared: &mut Shared) {
+        let (psn, msn) = self.visible();
+        let Some(staged) = &mut self.staged else { return };
+        let told = staged.requests.give_up(&mut shared.staging, WcStatus::FatalErr);
+        shared.count(Counter::RespRemoteOperationalErrors);
+        if self.state != QpState::Error {
+            self.responder.go_back_to(psn, msn);
+            if self.service == ferroce_wire::Service::Rc {
+                self.owe_nak(shared, Syndrome::Nak(Nak::RemoteOperationalError));
+            }
+            if told {
+                self.enter_error(shared);
+            } else {
+                self.fail_receive(shared, WcStatus::FatalErr, Event::QpFatal(self.handle));
+            }
+        }
+        self.complete_landed(shared);
+    }
+
+    /// Bytes of a response can't be copied: the READ fails.
+    fn fail_response_copy(&mut self, shared: &mut Shared) {
+        let Some(staged) = &mut self.staged else { return };
+        let told = staged.responses.give_up(&mut shared.staging, WcStatus::FatalErr);
+        if self.state != QpState::Error {
+            if told {
+                self.responder.give_up();
+                self.enter_error(shared);
+            } else {
+                self.fail_oldest(shared, WcStatus::FatalErr);
+            }
+        }
+        self.complete_landed(shared);
+    }
+
+    /// The queue pair has failed: what is not being copied yet never will be.
+    #[cold]
+    pub(crate) fn give_up_staged(&mut self, shared: &mut Shared) {
+        let Some(staged) = &mut self.staged else { return };
+        staged.requests.give_up(&mut shared.staging, WcStatus::WrFlushErr);
+        staged.responses.give_up(&mut shared.staging, WcStatus::WrFlushErr);
+        staged.answers.give_up(&mut shared.staging);
+        shared.staging.forget(self.handle);
+    }
+
+    /// What was posted is flushed.
+    #[cold]
+    pub(crate) fn restart_sends(&mut self, shared: &mut Shared) {
+        let head = self.sq.head();
+        if let Some(staged) = &mut self.staged {
+            staged.sends.restart(&mut shared.staging, head);
+        }
+    }
+
+    /// The queue pair is reset or destroyed.
+    #[cold]
+    pub(crate) fn drop_staged(&mut self, shared: &mut Shared) {
+        if let Some(mut staged) = self.staged.take() {
+            staged.requests.reset(&mut shared.staging);
+            staged.responses.reset(&mut shared.staging);
+            staged.answers.give_up(&mut shared.staging);
+            staged.sends.restart(&mut shared.staging, 0);
+            shared.staging.forget(self.handle);
+        }
+    }
+}
+
+/// Takes the bytes of a list of pieces, from byte `skip` of it on, that are for memory of devices.
+fn land(
+    landing: &mut Landing,
+    shared: &mut Shared,
+    qp: crate::verbs::Qp,
+    sges: &[Sge],
+    (skip, data): (u32, &[u8]),
+    first: (Psn, u32),
+) -> Result<(), NoRoom> {
+    let mut rest = data;
+    for (mr, offset, len) in crate::engine::mr::parts(sges, skip, data.len()) {
+        let (part, behind) = rest.split_at(len.min(rest.len()));
+        if let Some(place) = shared.mrs.place_at(mr, offset) {
+            landing.take(shared, qp, place, part, first)?;
+        }
+        rest = behind;
+    }
+    Ok(())
+}

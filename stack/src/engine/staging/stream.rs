@@ -1,0 +1,197 @@
+//! Bytes of a device's memory that are to be sent, in the order in which they are: gathered ahead, kept as long as they may be
+//! needed.
+
+use std::collections::VecDeque;
+
+use arrayvec::ArrayVec;
+use ferroce_driver::gpu::GpuError;
+use ferroce_driver::{Nanos, Piece, Span};
+
+use super::{Purpose, StagingPool};
+use crate::engine::mr::Source;
+use crate::verbs::Qp;
+
+/// Positions count the bytes that were ever in it.
+pub(crate) struct Stream {
+    purpose: Purpose,
+    /// Oldest first.
+    chunks: VecDeque<u16>,
+    /// The position of the first byte of the oldest chunk.
+    base: u64,
+    /// Copies were started for everything before it.
+    end: u64,
+    /// Those that have not ended, or stand behind one.
+    copies: VecDeque<Copying>,
+    /// Everything before it is there.
+    ready: u64,
+    /// Where the first bytes are that a copy has failed to bring.
+    failed: Option<u64>,
+}
+
+struct Copying {
+    number: u64,
+    end: u64,
+    ended: bool,
+}
+
+/// Room for the next bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    chunk: u16,
+    at: usize,
+    pub(crate) len: usize,
+}
+
+/// What became of bytes that were to be copied.
+pub(crate) enum Taken {
+    /// So many are being copied.
+    Bytes(u32),
+    /// None: the device takes no more copies now.
+    Nothing,
+}
+
+impl Stream {
+    pub(crate) fn new(purpose: Purpose, pool: &StagingPool) -> Stream {
+        let share = pool.share();
+        Stream {
+            purpose,
+            chunks: VecDeque::with_capacity(share),
+            base: 0,
+            end: 0,
+            copies: VecDeque::with_capacity(share),
+            ready: 0,
+            failed: None,
+        }
+    }
+
+    /// Where the next bytes will be.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether the bytes before `end` are there.
+    pub(crate) fn has(&self, end: u64) -> bool {
+        end <= self.ready
+    }
+
+    /// Whether a copy has failed to bring bytes before `end`.
+    pub(crate) fn lacks(&self, end: u64) -> bool {
+        self.failed.is_some_and(|failed| failed < end)
+    }
+
+    /// Room behind the end; `None` if the queue pair has its share, or there is no chunk.
+    pub(crate) fn room(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp) -> Option<Room> {
+        let chunk_bytes = pool.chunk_bytes();
+        let (index, at) = self.place(pool, self.end);
+        if index == self.chunks.len() {
+            if index == pool.share() {
+                return None;
+            }
+            self.chunks.push_back(pool.take(now, qp, self.purpose)?);
+        }
+        Some(Room { chunk: self.chunks[index], at, len: chunk_bytes - at })
+    }
+
+    /// Starts a copy of these bytes to the room, or copies them if they are memory of the host.
+    pub(crate) fn take(
+        &mut self,
+        pool: &mut StagingPool,
+        now: Nanos,
+        qp: Qp,
+        room: Room,
+        bytes: Option<Source<'_>>,
+    ) -> Taken {
+        let Room { chunk, at, len } = room;
+        let (bytes, copy) = match bytes {
+            Some(Source::Host(span)) => {
+                pool.copy(chunk, at, span);
+                (span.len(), Ok(None))
+            }
+            Some(Source::Device(copier, pieces)) => {
+                let bytes = pieces.iter().map(Piece::len).sum();
+                (bytes, pool.gather(now, (copier, &pieces), (chunk, at), (qp, self.purpose)).map(Some))
+            }
+            // Its region is gone, which is found out when it is sent.
+            None => (len, Ok(None)),
+        };
+        match copy {
+            Ok(copy) => self.push(bytes, copy),
+            Err(GpuError::Full { .. }) => {
+                pool.wait(now, qp, self.purpose);
+                return Taken::Nothing;
+            }
+            Err(error) => {
+                tracing::warn!("{error}");
+                self.failed.get_or_insert(self.end);
+                self.push(bytes, None);
+            }
+        }
+        Taken::Bytes(bytes as u32)
+    }
+
+    /// So many bytes are being copied, or are there already.
+    fn push(&mut self, bytes: usize, copy: Option<u64>) {
+        self.end += bytes as u64;
+        match copy {
+            None if self.copies.is_empty() => self.ready = self.end,
+            None => self.copies.push_back(Copying { number: 0, end: self.end, ended: true }),
+            Some(number) => self.copies.push_back(Copying { number, end: self.end, ended: false }),
+        }
+    }
+
+    /// A copy has ended. Returns whether it was one of these.
+    pub(crate) fn ended(&mut self, number: u64, succeeded: bool) -> bool {
+        let Some(index) = self.copies.iter().position(|copy| copy.number == number) else { return false };
+        self.copies[index].ended = true;
+        if !succeeded {
+            let start = if index == 0 { self.ready } else { self.copies[index - 1].end };
+            self.failed = Some(self.failed.map_or(start, |failed| failed.min(start)));
+        }
+        while let Some(copy) = self.copies.pop_front_if(|copy| copy.ended) {
+            self.ready = copy.end;
+        }
+        true
+    }
+
+    /// The `len` bytes from `position` on, which are there, chunk by chunk.
+    pub(crate) fn spans<'a>(&self, pool: &'a StagingPool, position: u64, len: usize) -> ArrayVec<Span<'a>, 2> {
+        let (index, at) = self.place(pool, position);
+        let first = len.min(pool.chunk_bytes() - at);
+        let mut spans = ArrayVec::new();
+        for (chunk, at, len) in [(index, at, first), (index + 1, 0, len - first)] {
+            if len > 0 && let Some(chunk) = self.chunks.get(chunk) {
+                spans.push(pool.span(*chunk, at, len));
+            }
+        }
+        spans
+    }
+
+    /// Nothing before `position` is needed any more. Returns whether a chunk was given back.
+    pub(crate) fn free(&mut self, pool: &mut StagingPool, position: u64) -> bool {
+        let before = self.chunks.len();
+        if position >= self.end {
+            // All of it: the chunk at the end too.
+            self.give_up(pool);
+        }
+        while position.saturating_sub(self.base) >= pool.chunk_bytes() as u64
+            && let Some(chunk) = self.chunks.pop_front()
+        {
+            pool.release(chunk);
+            self.base += pool.chunk_bytes() as u64;
+        }
+        self.chunks.len() < before
+    }
+
+    /// Nothing of it is needed any more. Copies that are under way end without it.
+    pub(crate) fn give_up(&mut self, pool: &mut StagingPool) {
+        self.chunks.drain(..).for_each(|chunk| pool.release(chunk));
+        self.copies.clear();
+        (self.base, self.ready, self.failed) = (self.end, self.end, None);
+    }
+
+    /// The chunk, counted from the oldest, and the byte there.
+    fn place(&self, pool: &StagingPool, position: u64) -> (usize, usize) {
+        let distance = position.saturating_sub(self.base) as usize;
+        (distance / pool.chunk_bytes(), distance % pool.chunk_bytes())
+    }
+}

@@ -1,0 +1,124 @@
+//! Each verb between memory of devices and of hosts, both ways round.
+
+use std::time::Duration;
+
+use ferroce::driver::gpu::strict::Strict;
+use ferroce::driver::sim::LinkConfig;
+use ferroce::*;
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::pair::Setup;
+
+use super::world::World;
+
+/// Below, at and above a packet and a chunk.
+const SIZES: [usize; 9] = [1, 8, 100, 1024, 1025, 65_535, 65_536, 70_000, 200_001];
+
+fn late() -> Strict {
+    Strict { latest: Duration::from_micros(500), ..Strict::default() }
+}
+
+fn sge(mr: Mr, offset: u64, length: usize) -> Sge {
+    Sge { mr, offset, length: length as u32 }
+}
+
+#[test]
+fn writes_are_there_when_they_complete() {
+    let mut random = Random::from_env("FERROCE_DEVICE_SEED");
+    for selective_repeat in [false, true] {
+        let setup = Setup { selective_repeat, ..Setup::default() };
+        let mut world = World::new(1, LinkConfig::default(), setup, &late(), 1 << 18);
+        let source = world.fill(0, world.device[0], &mut random);
+        for (n, len) in SIZES.into_iter().enumerate() {
+            let offset = 8 * n as u64;
+            let to = world.remote_device[1].at(offset);
+            world.post(0, n as u64, SendOp::Write(to), &[sge(world.device[0], 3, len)]);
+            world.success(0, n as u64);
+            assert_eq!(world.read(1, world.device[1], offset, len), source[3..3 + len], "{len} bytes");
+        }
+        world.end();
+    }
+}
+
+#[test]
+fn reads_bring_what_is_there() {
+    let mut random = Random::from_env("FERROCE_DEVICE_SEED");
+    for selective_repeat in [false, true] {
+        let setup = Setup { selective_repeat, ..Setup::default() };
+        let mut world = World::new(1, LinkConfig::default(), setup, &late(), 1 << 18);
+        let source = world.fill(1, world.device[1], &mut random);
+        for (n, len) in SIZES.into_iter().enumerate() {
+            let from = world.remote_device[1].at(n as u64);
+            world.post(0, n as u64, SendOp::Read(from), &[sge(world.device[0], 5, len)]);
+            world.success(0, n as u64);
+            assert_eq!(world.read(0, world.device[0], 5, len), source[n..n + len], "{len} bytes");
+        }
+        world.end();
+    }
+}
+
+#[test]
+fn messages_are_there_when_they_complete() {
+    let mut random = Random::from_env("FERROCE_DEVICE_SEED");
+    for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        let setup = Setup { qp_type, ..Setup::default() };
+        let mut world = World::new(1, LinkConfig::default(), setup, &late(), 1 << 18);
+        let source = world.fill(0, world.device[0], &mut random);
+        let (grh, most) = if qp_type == QpType::Ud { (40, 1024) } else { (0, usize::MAX) };
+        for (n, len) in SIZES.into_iter().enumerate().filter(|(_, len)| *len <= most) {
+            let wr_id = n as u64;
+            world.post_recv(1, wr_id, &[sge(world.device[1], 7, grh + len)]);
+            let op = world.pair.ends[0].send_op();
+            world.post(0, wr_id, op, &[sge(world.device[0], wr_id, len)]);
+            let completion = world.success(1, wr_id);
+            assert_eq!(completion.byte_len as usize, grh + len);
+            assert_eq!(world.read(1, world.device[1], 7 + grh as u64, len), source[n..n + len], "{qp_type:?}, {len} bytes");
+            world.success(0, wr_id);
+        }
+        world.end();
+    }
+}
+
+#[test]
+fn pieces_of_hosts_and_devices_are_one_message() {
+    let mut random = Random::from_env("FERROCE_DEVICE_SEED");
+    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 16);
+    let config = QpConfig::rc(world.pair.ends[0].pd, world.pair.ends[0].cq);
+    assert!(config.max_send_sge >= 4);
+    let (device, host) = (world.fill(0, world.device[0], &mut random), world.fill(0, world.host[0], &mut random));
+    let (d, h) = (world.device, world.host);
+    world.post_recv(1, 1, &[sge(h[1], 0, 1000), ]);
+    world.post(0, 1, SendOp::Send, &[sge(d[0], 10, 300), sge(h[0], 20, 500), sge(d[0], 1000, 200)]);
+    world.success(1, 1);
+    let expected = [&device[10..310], &host[20..520], &device[1000..1200]].concat();
+    assert_eq!(world.read(1, h[1], 0, 1000), expected);
+    world.success(0, 1);
+    world.end();
+}
+
+/// What is sent while it is being copied is what was there when it was posted, and costs no copy per packet.
+#[test]
+fn copies_are_of_chunks() {
+    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 20);
+    let len = 1 << 20;
+    world.post(0, 1, SendOp::Write(world.remote_device[1].at(0)), &[sge(world.device[0], 0, len)]);
+    world.success(0, 1);
+    let (gathers, gathered) = world.devices[0].copies();
+    let (scatters, scattered) = world.devices[1].copies();
+    assert_eq!((gathers, gathered, scattered), (16, 1 << 20, 1 << 20));
+    assert!(scatters <= 32, "{scatters} copies of 1024 packets");
+    world.end();
+}
+
+#[test]
+fn atomics_are_refused_where_they_are_asked_for() {
+    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 4096);
+    let end = &mut world.pair.ends[0];
+    let remote = world.remote_host[1].at(0);
+    let (op, sges) = (SendOp::FetchAdd { remote, add: 1 }, [sge(world.device[0], 0, 8)]);
+    let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+    let refused = end.context.post_send(end.qp, &wr).unwrap_err();
+    assert!(matches!(refused, Error::Unsupported(Feature::AtomicsOfDevice)), "{refused}");
+    let memory = end.context.deregister(world.device[0]).unwrap();
+    let refused = end.context.register(end.pd, memory, Access::REMOTE_ATOMIC | Access::LOCAL_WRITE).unwrap_err();
+    assert!(matches!(refused.source, Error::Unsupported(Feature::AtomicsOfDevice)), "{refused}");
+}
