@@ -12,26 +12,26 @@ use ferroce_driver_test_support::random::Random;
 use ferroce_test_support::pair::{Pair, Setup};
 
 /// Both ends, each with a device and a region of its memory.
-pub struct World {
-    pub pair: Pair,
-    pub devices: [Arc<StrictDevice>; 2],
+pub(crate) struct World {
+    pub(crate) pair: Pair,
+    pub(crate) devices: [Arc<StrictDevice>; 2],
     /// Memory of a device at each end, and as much of the host.
-    pub device: [Mr; 2],
-    pub host: [Mr; 2],
+    pub(crate) device: [Mr; 2],
+    pub(crate) host: [Mr; 2],
     /// Where peers reach them.
-    pub remote_device: [RemoteMemory; 2],
-    pub remote_host: [RemoteMemory; 2],
+    pub(crate) remote_device: [RemoteMemory; 2],
+    pub(crate) remote_host: [RemoteMemory; 2],
     /// Completions of each end that nobody has looked at.
     completions: [VecDeque<WorkCompletion>; 2],
 }
 
 /// Rights of regions of devices.
-pub fn rights() -> Access {
+pub(crate) fn rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
 }
 
 impl World {
-    pub fn new(seed: u64, link: LinkConfig, setup: Setup, strict: &Strict, bytes: usize) -> World {
+    pub(crate) fn new(seed: u64, link: LinkConfig, setup: Setup, strict: &Strict, bytes: usize) -> World {
         let mut pair = Pair::new(seed, link, setup);
         let devices = [0, 1].map(|end| Strict { seed: seed + end, ..strict.clone() }.open().unwrap());
         let device = [0, 1].map(|end| {
@@ -49,32 +49,32 @@ impl World {
     }
 
     /// Fills a region with bytes that no other draw has.
-    pub fn fill(&mut self, end: usize, mr: Mr, random: &mut Random) -> Vec<u8> {
+    pub(crate) fn fill(&mut self, end: usize, mr: Mr, random: &mut Random) -> Vec<u8> {
         let length = self.pair.ends[end].context.remote(mr).unwrap().length as usize;
         let bytes: Vec<u8> = (0..length).map(|_| random.below(256) as u8).collect();
         self.pair.ends[end].context.write(mr, 0, &bytes).unwrap();
         bytes
     }
 
-    pub fn read(&self, end: usize, mr: Mr, offset: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, end: usize, mr: Mr, offset: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.pair.ends[end].context.read(mr, offset, &mut bytes).unwrap();
         bytes
     }
 
-    pub fn post(&mut self, end: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
+    pub(crate) fn post(&mut self, end: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let wr = SendWorkRequest { wr_id, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED };
         let qp = self.pair.ends[end].qp;
         self.pair.ends[end].context.post_send(qp, &wr).unwrap();
     }
 
-    pub fn post_recv(&mut self, end: usize, wr_id: u64, sges: &[Sge]) {
+    pub(crate) fn post_recv(&mut self, end: usize, wr_id: u64, sges: &[Sge]) {
         let qp = self.pair.ends[end].qp;
         self.pair.ends[end].context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges }).unwrap();
     }
 
     /// One step; `false` when there is nothing more to come.
-    pub fn step(&mut self) -> bool {
+    pub(crate) fn step(&mut self) -> bool {
         let more = self.pair.step();
         for (end, taken) in self.pair.ends.iter_mut().zip(&mut self.completions) {
             while let Some(completion) = end.context.poll_cq(end.cq).unwrap() {
@@ -85,7 +85,7 @@ impl World {
     }
 
     /// The next completion of an end, within 10 s.
-    pub fn completion(&mut self, end: usize) -> WorkCompletion {
+    pub(crate) fn completion(&mut self, end: usize) -> WorkCompletion {
         let limit = self.pair.now + Duration::from_secs(10);
         loop {
             if let Some(completion) = self.completions[end].pop_front() {
@@ -96,19 +96,19 @@ impl World {
     }
 
     /// As [`completion`](World::completion), which is a success.
-    pub fn success(&mut self, end: usize, wr_id: u64) -> WorkCompletion {
+    pub(crate) fn success(&mut self, end: usize, wr_id: u64) -> WorkCompletion {
         let completion = self.completion(end);
         assert_eq!((completion.wr_id, completion.status), (wr_id, WcStatus::Success), "{completion:?}");
         completion
     }
 
     /// A completion that has come already.
-    pub fn come(&mut self, end: usize) -> Option<WorkCompletion> {
+    pub(crate) fn come(&mut self, end: usize) -> Option<WorkCompletion> {
         self.completions[end].pop_front()
     }
 
     /// Until nothing moves any more.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let limit = self.pair.now + Duration::from_secs(100);
         while self.step() {
             assert!(self.pair.now < limit, "it never settles");
@@ -116,7 +116,7 @@ impl World {
     }
 
     /// Nothing is left behind: regions can be deregistered.
-    pub fn end(mut self) {
+    pub(crate) fn end(mut self) {
         self.settle();
         for end in [0, 1] {
             for mr in [self.device[end], self.host[end]] {
