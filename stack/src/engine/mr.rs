@@ -198,19 +198,22 @@ impl MemoryRegions {
         self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }
 
-    /// Notes that a work request names these pieces. Returns whether some are memory of a device.
+    /// Whether some of the pieces are memory of a device.
+    pub(crate) fn has_device(&self, sges: &[Sge]) -> bool {
+        sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
+    }
+
+    /// Notes that a work request names these pieces.
     #[inline]
-    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<bool, Error> {
-        let mut staged = false;
+    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
         for (n, sge) in sges.iter().enumerate() {
             let Some(region) = self.slab.get_mut(sge.mr.0) else {
                 self.unpin(&sges[..n]);
                 return Err(invalid(sge.mr));
             };
             region.pins += 1;
-            staged |= region.copier.is_some();
         }
-        Ok(staged)
+        Ok(())
     }
 
     /// Notes that a work request that named these pieces is done.

@@ -125,6 +125,11 @@ impl Requester {
         self.cursor
     }
 
+    /// The packet of it that is sent next.
+    pub(crate) fn cursor_packet(&self) -> u32 {
+        self.cursor_packet
+    }
+
     /// Takes the PSN of a datagram.
     pub(crate) fn take_psn(&mut self) -> Psn {
         let psn = self.next;
@@ -213,13 +218,15 @@ impl QueuePair {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
-            if wqe.staged && self.awaits_bytes(shared, number, packet, path_mtu) {
-                return None;
-            }
             let asks =
                 kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
-            let length = self.write_request(shared, slot, (number, packet, count), asks)?;
+            let Some(length) = self.write_request(shared, slot, (number, packet, count), asks) else {
+                if self.await_bytes(shared, number, packet, path_mtu) {
+                    continue;
+                }
+                return None;
+            };
             if self.service == Service::Rc {
                 self.advance(shared, kind, psn, (count, asks), after);
             } else {
@@ -229,13 +236,13 @@ impl QueuePair {
         }
     }
 
-    /// Whether the bytes of this packet are being gathered from memory of a device.
+    /// This packet was not written. If that is because its bytes are in memory of a device, they are gathered. Returns whether
+    /// they are there now.
     #[cold]
-    fn awaits_bytes(&mut self, shared: &mut Shared, number: u32, packet: u32, path_mtu: PathMtu) -> bool {
-        let wqe = self.sq.wqe(number);
+    pub(crate) fn await_bytes(&mut self, shared: &mut Shared, number: u32, packet: u32, path_mtu: PathMtu) -> bool {
         let offset = packet << path_mtu.shift();
-        let len = (wqe.length - offset).min(path_mtu.bytes());
-        wqe.is_gathered() && self.awaits_gather(shared, number, offset, len)
+        let len = (self.sq.wqe(number).length - offset).min(path_mtu.bytes());
+        self.is_gathered(shared, number) && self.await_gather(shared, number, offset, len)
     }
 
     /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
@@ -374,9 +381,6 @@ impl QueuePair {
             self.complete_oldest(shared);
             self.requester.restart_at(self.sq.head());
         }
-        if self.staged.is_some() {
-            self.free_sends(shared);
-        }
     }
 
     /// Starts the ACK timer anew. It runs for a queue pair that is scheduled too: a port that takes nothing gives
@@ -401,9 +405,6 @@ impl QueuePair {
         requester.implied_nak_seen = false;
         self.arm_ack_timer(shared);
         self.skip_acknowledged();
-        if self.staged.is_some() {
-            self.free_sends(shared);
-        }
         self.schedule(shared);
     }
 
@@ -511,10 +512,9 @@ impl QueuePair {
             | SendOp::SendTo(_)
             | SendOp::SendToWithImm(..) => return None,
         }
-        let written = if wqe.staged && payload > 0 {
-            self.fill_gathered(shared, frame, (number, offset, payload))
-        } else {
-            self.sq.fill(frame, (number, offset, payload), &shared.mrs, shared.crc)
+        let written = match self.sq.piece(number, offset, payload, &shared.mrs) {
+            Some(piece) => frame.fill(shared.crc, std::iter::once(piece)),
+            None => self.fill_in_parts(shared, frame, (number, offset, payload))?,
         };
         shared.count(Counter::SentPkts);
         Some(slot.end(written))

@@ -157,6 +157,11 @@ impl Responder {
         self.expected = psn;
     }
 
+    /// The acknowledgement is owed no more.
+    pub(crate) fn forget_ack(&mut self) {
+        self.ack.forget();
+    }
+
     /// Messages completed.
     pub(crate) fn msn(&self) -> u32 {
         self.msn
@@ -391,7 +396,7 @@ impl QueuePair {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| RequestRefusal::Access)?;
             if !shared.mrs.write(grant, packet.payload) {
-                self.land_write(shared, grant, packet.payload)?;
+                self.land_write(shared, grant, packet.payload, is_last)?;
             }
         }
         shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
@@ -402,9 +407,6 @@ impl QueuePair {
         }
         self.responder.message = InboundMessage::None;
         self.responder.count_message();
-        if self.staged.is_some() {
-            self.want_visible();
-        }
         if packet.immdt().is_some() {
             let plain = self.completion(0, WcStatus::Success, WcOpcode::RecvRdmaWithImm);
             self.complete_receive(shared, packet, WorkCompletion { byte_len: total, ..plain });
@@ -542,14 +544,6 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
-        if self.is_landing() {
-            return self.ask_when_visible();
-        }
-        self.owe_visible(shared);
-    }
-
-    /// The same of what is visible.
-    pub(crate) fn owe_visible(&mut self, shared: &mut Shared) {
         self.responder.ack.owe(shared.now, shared.poll);
         self.schedule(shared);
     }

@@ -352,7 +352,16 @@ impl QueuePair {
         if let SendOp::Read(_) = wqe.op {
             count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
         }
-        let length = self.write_request(shared, slot, (number, packet, count), true)?;
+        let length = match self.write_request(shared, slot, (number, packet, count), true) {
+            Some(length) => length,
+            None => {
+                let path_mtu = self.path_mtu()?;
+                if !self.await_bytes(shared, number, packet, path_mtu) {
+                    return None;
+                }
+                self.write_request(shared, slot, (number, packet, count), true)?
+            }
+        };
         shared.count(Counter::RetransmittedPkts);
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_resent(psn, count, shared.now);

@@ -1,7 +1,6 @@
 use ferroce_driver::{Span, prefetch};
-use ferroce_wire::{FrameBuilder, Psn};
+use ferroce_wire::Psn;
 
-use crate::engine::crc::Crc;
 use crate::engine::kind::Kind;
 use crate::engine::mr::{Granted, MemoryRegions};
 use crate::engine::rq::total_length;
@@ -18,8 +17,6 @@ pub(crate) struct Wqe {
     pub(crate) length: u32,
     sges: u8,
     inline: bool,
-    /// Some of its memory is a device's.
-    pub(crate) staged: bool,
     /// Its first packet has a PSN; the two fields below hold.
     pub(crate) started: bool,
     pub(crate) first_psn: Psn,
@@ -37,11 +34,6 @@ pub(crate) struct Ended {
 }
 
 impl Wqe {
-    /// Whether its bytes are gathered from memory of a device before they are sent.
-    pub(crate) fn is_gathered(&self) -> bool {
-        self.staged && self.kind.has_payload && self.length > 0
-    }
-
     /// The PSN after its last; only once it is started.
     pub(crate) fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
@@ -71,7 +63,6 @@ impl SendQueue {
             length: 0,
             sges: 0,
             inline: false,
-            staged: false,
             started: false,
             first_psn: Psn::default(),
             packets: 0,
@@ -135,24 +126,10 @@ impl SendQueue {
         &self.sges[self.index(number) * self.max_sge as usize..][..usize::from(wqe.sges)]
     }
 
-    /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
+    /// The `len` bytes of the message `number` from byte `skip` on, if they lie in one piece of memory of the host, as most
+    /// do.
     #[inline(always)]
-    pub(crate) fn fill(
-        &self,
-        frame: FrameBuilder<'_>,
-        (number, skip, len): (u32, u32, u32),
-        mrs: &MemoryRegions,
-        crc: Crc,
-    ) -> (usize, usize) {
-        // Apart from the others, because most messages lie in one piece.
-        match self.piece(number, skip, len, mrs) {
-            Some(piece) => frame.fill(crc, std::iter::once(piece)),
-            None => frame.fill(crc, mrs.pieces(self.sges(number), skip, len)),
-        }
-    }
-
-    #[inline(always)]
-    fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<Span<'a>> {
+    pub(crate) fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<Span<'a>> {
         let wqe = self.wqe(number);
         if wqe.inline {
             let start = self.index(number) * self.max_inline as usize + skip as usize;
@@ -182,24 +159,23 @@ impl SendQueue {
             return Err(Error::QueueFull { queue: "send", depth: self.depth() });
         }
         let index = self.index(self.tail);
-        let (length, sges, inline, staged) = match wr.data {
+        let (length, sges, inline) = match wr.data {
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, self.max_inline)?;
                 self.inline[index * self.max_inline as usize..][..bytes.len()].copy_from_slice(bytes);
-                (bytes.len() as u32, 0, true, false)
+                (bytes.len() as u32, 0, true)
             }
             Data::Sges(sges) => {
                 let length = total_length(sges, self.max_sge as usize)?;
                 check_length(kind, length, max_length)?;
-                let staged = mrs.pin(sges)?;
-                if staged && kind.is_atomic {
-                    mrs.unpin(sges);
+                if kind.is_atomic && mrs.has_device(sges) {
                     return Err(Error::Unsupported(Feature::AtomicsOfDevice));
                 }
+                mrs.pin(sges)?;
                 // No call for the one piece that most have.
                 let room = &mut self.sges[index * self.max_sge as usize..][..sges.len()];
                 room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
-                (length, sges.len() as u8, false, staged)
+                (length, sges.len() as u8, false)
             }
         };
         self.wqes[index] = Wqe {
@@ -210,7 +186,6 @@ impl SendQueue {
             length,
             sges,
             inline,
-            staged,
             started: false,
             first_psn: Psn::default(),
             packets: 0,

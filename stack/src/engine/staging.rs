@@ -59,9 +59,11 @@ pub(crate) struct StagingPool {
 
 #[derive(Clone, Copy)]
 struct Chunk {
-    /// Whose it is; nobody's if it was given up.
-    purpose: Option<Purpose>,
+    /// Who has it, and for what; nobody if it was given up.
+    held: Option<(Qp, Purpose)>,
     copies: u32,
+    /// When it was taken, or its last copy has ended.
+    since: Nanos,
 }
 
 /// A queue pair that found no chunk, and when it last looked for one.
@@ -73,6 +75,9 @@ struct Waiting {
 
 /// How long a place is kept for a queue pair whose peer does not come back: longer than a receiver lets it wait (655 ms).
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long bytes that were gathered are kept while others wait for the room.
+const IDLE: Duration = Duration::from_micros(200);
 
 /// The queues of one device: gathers don't wait for scatters.
 struct Copier {
@@ -140,7 +145,7 @@ impl StagingPool {
         }
         if self.memory.is_none() {
             self.memory = Some(Staging::new(self.chunk * usize::from(self.limit))?);
-            self.chunks = vec![Chunk { purpose: None, copies: 0 }; self.limit.into()].into();
+            self.chunks = vec![Chunk { held: None, copies: 0, since: Nanos::ZERO }; self.limit.into()].into();
             self.free = (0..self.limit).rev().collect();
             self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
             self.open.reserve(max_qps);
@@ -176,8 +181,6 @@ impl StagingPool {
         // What is received must find room while sends wait to be acknowledged.
         let most = if is_send { usize::from(self.limit / 2 - self.sends) } else { self.free.len() };
         let line = &mut self.waiting[usize::from(is_send)];
-        // Whoever comes no more has let go of its place.
-        line.retain(|waiting| now.since(waiting.since) < PATIENCE);
         let ahead = line.iter().position(|waiting| waiting.qp == qp);
         if ahead.unwrap_or(line.len()) < most.min(self.free.len())
             && let Some(chunk) = self.free.pop()
@@ -186,7 +189,7 @@ impl StagingPool {
                 line.remove(place);
             }
             self.sends += u16::from(is_send);
-            self.chunks[usize::from(chunk)] = Chunk { purpose: Some(purpose), copies: 0 };
+            self.chunks[usize::from(chunk)] = Chunk { held: Some((qp, purpose)), copies: 0, since: now };
             return Some(chunk);
         }
         self.wait(now, qp, purpose);
@@ -204,10 +207,10 @@ impl StagingPool {
 
     /// Gives a chunk back. It is free when its copies have ended.
     pub(crate) fn release(&mut self, chunk: u16) {
-        let held = &mut self.chunks[usize::from(chunk)];
-        if let Some(purpose) = held.purpose.take() {
+        let Chunk { held, copies, .. } = &mut self.chunks[usize::from(chunk)];
+        if let Some((_, purpose)) = held.take() {
             self.sends -= u16::from(purpose == Purpose::Sends);
-            if held.copies == 0 {
+            if *copies == 0 {
                 self.free.push(chunk);
             }
         }
@@ -217,6 +220,20 @@ impl StagingPool {
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.waiting.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
         self.open.retain(|open| *open != qp);
+    }
+
+    /// The queue pair whose sends have held their chunks longest without a copy, if others wait for one in vain.
+    pub(crate) fn idlest_sender(&self, now: Nanos) -> Option<Qp> {
+        let [_, senders] = &self.waiting;
+        let first = senders.front()?;
+        if self.sends < self.limit / 2 && !self.free.is_empty() {
+            return None;
+        }
+        let sends = |chunk: &&Chunk| matches!(chunk.held, Some((_, Purpose::Sends)));
+        let busy = |qp: Qp| self.chunks.iter().any(|c| c.held == Some((qp, Purpose::Sends)) && c.copies > 0);
+        let chunks = self.chunks.iter().filter(sends).filter(|chunk| now.since(chunk.since) >= IDLE);
+        let owners = chunks.filter_map(|chunk| Some((chunk.since, chunk.held?.0)));
+        owners.filter(|(_, qp)| *qp != first.qp && !busy(*qp)).min_by_key(|(since, _)| *since).map(|(_, qp)| qp)
     }
 
     /// One of the queue pairs that wait to send, if there are chunks for so many.
@@ -312,7 +329,8 @@ impl StagingPool {
         let (flight, succeeded) = lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
         let chunk = &mut chunks[usize::from(flight.chunk)];
         chunk.copies -= 1;
-        if chunk.copies == 0 && chunk.purpose.is_none() {
+        chunk.since = now;
+        if chunk.copies == 0 && chunk.held.is_none() {
             free.push(flight.chunk);
         }
         let Flight { qp, purpose, number, .. } = flight;
@@ -323,7 +341,13 @@ impl StagingPool {
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
         let copies = lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
-        copies.chain((!self.open.is_empty()).then_some(now)).min()
+        let waits = self.waiting.iter().any(|line| !line.is_empty());
+        copies.chain((!self.open.is_empty()).then_some(now)).chain(waits.then_some(now + IDLE)).min()
+    }
+
+    /// Whoever comes no more lets go of its place.
+    pub(crate) fn forget_absent(&mut self, now: Nanos) {
+        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| now.since(waiting.since) < PATIENCE));
     }
 }
 

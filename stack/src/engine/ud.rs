@@ -49,9 +49,6 @@ impl QueuePair {
                 self.fail_oldest(shared, WcStatus::LocProtErr);
                 return Err(Wait::Nothing);
             }
-            if wqe.is_gathered() && self.awaits_gather(shared, number, 0, wqe.length) {
-                return Err(Wait::Nothing);
-            }
             if wqe.length > ah.max_payload {
                 shared.count(Counter::TxTooLong);
                 self.complete_oldest(shared);
@@ -74,17 +71,17 @@ impl QueuePair {
                 frame.put(&ImmDt::new(immediate));
             }
             let bytes = (number, 0, wqe.length);
-            let written = if wqe.is_gathered() {
-                self.fill_gathered(shared, frame, bytes)
-            } else {
-                self.sq.fill(frame, bytes, &shared.mrs, shared.crc)
+            let written = match self.sq.piece(number, 0, wqe.length, &shared.mrs) {
+                Some(piece) => frame.fill(shared.crc, std::iter::once(piece)),
+                None => match self.fill_in_parts(shared, frame, bytes) {
+                    Some(written) => written,
+                    None if self.await_gather(shared, number, 0, wqe.length) => continue,
+                    None => return Err(Wait::Nothing),
+                },
             };
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);
-            if self.staged.is_some() {
-                self.free_sends(shared);
-            }
             return Ok(slot.end(written));
         }
         Err(Wait::Nothing)

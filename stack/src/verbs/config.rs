@@ -95,7 +95,7 @@ pub struct Config {
     pub congestion: CongestionControl,
     /// How the senders of packets are told that a switch has marked; `None` if they are not.
     pub notification: Option<CongestionNotification>,
-    /// Bytes of a chunk of host memory through which the bytes of a device's memory go: a power of two from 4 KiB to 16 MiB. A
+    /// Bytes of a chunk of host memory through which the bytes of a device's memory go: a power of two from 64 KiB to 16 MiB. A
     /// copy of the device is of a chunk at most.
     pub staging_chunk: u32,
     /// How many chunks there are, 4 to 65,535 and 4 GiB in all. They are allocated when memory of a device is first registered.
@@ -284,10 +284,12 @@ impl Config {
         self.notification.map_or(Ok(()), |notification| notification.check())
     }
 
+    /// A chunk holds 16 packets or more: one of so many asks for an acknowledgement, so that a queue pair that has one chunk goes
+    /// on.
     fn check_staging(&self) -> Result<(), Error> {
         let (chunk, chunks) = (self.staging_chunk, self.staging_chunks);
-        if !chunk.is_power_of_two() || !(1 << 12..=1 << 24).contains(&chunk) {
-            return Err(Error::invalid("staging_chunk", chunk, "a power of two from 4096 to 16777216"));
+        if !chunk.is_power_of_two() || !(1 << 16..=1 << 24).contains(&chunk) {
+            return Err(Error::invalid("staging_chunk", chunk, "a power of two from 65536 to 16777216"));
         }
         let most = ((1_u64 << 32) / u64::from(chunk)).min(u16::MAX.into());
         if !(4..=most).contains(&chunks.into()) {

@@ -2,13 +2,13 @@
 
 use ferroce::*;
 
-use crate::connection::{Closed, Connection, Half, MemoryWindow, Phase, access};
+use crate::connection::{Closed, Connection, Half, MemoryWindow, Phase};
 use crate::model::{Verdict, ensure};
 use crate::noise::{NOISE, Window};
 use crate::post::{NOTHING, Post, TARGET};
 use crate::request::{Action, Change, Flaw};
 use crate::schedule::{Accident, Plan, Refused, Service, Work};
-use crate::world::{End, World, memory};
+use crate::world::{End, World};
 
 impl World {
     /// Does something to a connection that is up, if it is possible there. It ends with that, sooner or
@@ -35,7 +35,7 @@ impl World {
                 self.discard(c, e);
             }
             Accident::Withdraw => {
-                if !half.withdraw(end, plan)? {
+                if !half.withdraw(end, plan, plan.on_device[e])? {
                     return Ok(());
                 }
                 model.withdraw(e);
@@ -94,7 +94,8 @@ impl World {
         let data = Window { start: 1000, length: 8 };
         let end = plan.size.target();
         let bad_key = RKey::new(!peer.reach.rkey.value());
-        let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
+        let noise = (self.ends[e].noise(plan, e), data.start as u64);
+        let landing = (half.landing, 0);
         let read = |at| Action::Read { at, length: 8, into: 0 };
         let write = |at| Action::Write { data, at, immediate: None };
         let send = |data| Action::Send { data, immediate: None, invalidates: None };
@@ -162,7 +163,7 @@ impl World {
 
 impl Half {
     /// Takes the memory back that the peer reaches. `false` if a window does not let it go.
-    fn withdraw(&mut self, end: &mut End, plan: &Plan) -> Verdict<bool> {
+    fn withdraw(&mut self, end: &mut End, plan: &Plan, on_device: bool) -> Verdict<bool> {
         self.window.look(&end.context, plan.size)?;
         if self.window.posted && self.window.reach.is_none() {
             return Ok(false);
@@ -175,12 +176,12 @@ impl Half {
         }
         match end.context.deregister(self.target) {
             Ok(memory) => self.withdrawn = Some(memory),
-            // The peer has not closed the window yet.
-            Err(Error::Busy { .. }) if self.window.closed.is_some() => return Ok(false),
+            // The peer has not closed the window yet, or the device copies.
+            Err(Error::Busy { .. }) if self.window.closed.is_some() || on_device => return Ok(false),
             Err(error) => return Err(error.into()),
         }
         // Other memory takes its place: the old key must not reach it.
-        self.target = end.context.register(end.pd, memory(plan.size.target())?, access())?;
+        self.target = end.register(plan.size.target(), on_device)?;
         Ok(true)
     }
 }
@@ -192,6 +193,7 @@ impl Refused {
             Refused::BadSource => true,
             Refused::BadReceive => !plan.srq,
             Refused::BindTwice => plan.service != Service::Ud,
+            Refused::AtomicAtOddAddress if plan.has_device() => false,
             Refused::WriteWithBadKey | Refused::WritePastTheEnd | Refused::WritePastTheWindow => {
                 plan.service != Service::Ud
             }

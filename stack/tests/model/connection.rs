@@ -1,13 +1,14 @@
 //! Connections between the two contexts: made, broken, ended and made anew.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Duration;
 
 use ferroce::*;
 
-use crate::model::{self, Disagreement, POISON, Terms, Verdict, ensure};
+use crate::model::{self, Disagreement, Terms, Verdict, ensure};
 use crate::schedule::{Iova, Life, Plan, Service, Size};
-use crate::world::{End, World, memory};
+use crate::world::{End, World, view};
 
 /// Regions at each end whose keys may be revoked, by the peer and by oneself.
 pub(crate) const KEYS: usize = 4;
@@ -128,6 +129,22 @@ pub(crate) fn access() -> Access {
     all.into_iter().fold(Access::NONE, |a, b| a | b)
 }
 
+/// The rights of memory that may be a GPU's, of which there are no atomics.
+pub(crate) fn access_to(on_device: bool) -> Access {
+    let all = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::FLUSH_GLOBAL, Access::MW_BIND];
+    if on_device { all.into_iter().fold(Access::NONE, |a, b| a | b) } else { access() }
+}
+
+/// What is in memory of any kind.
+fn all_of(memory: &Memory) -> Verdict<Cow<'_, [u8]>> {
+    if memory.kind() == MemoryKind::Owned {
+        return Ok(memory.bytes()?.into());
+    }
+    let mut bytes = vec![0; memory.len()];
+    memory.read(0, &mut bytes)?;
+    Ok(bytes.into())
+}
+
 impl Size {
     /// Bytes of the longest message.
     pub(crate) fn longest(self) -> u32 {
@@ -176,7 +193,7 @@ impl Connection {
 impl World {
     pub(crate) fn add(&mut self, plan: &Plan) -> Verdict {
         let [a, b] = &mut self.ends;
-        let halves = [Half::new(a, plan)?, Half::new(b, plan)?];
+        let halves = [Half::new(a, plan, plan.on_device[0])?, Half::new(b, plan, plan.on_device[1])?];
         let nothing = Terms {
             service: model::Service::Reliable,
             psn: [0; 2],
@@ -200,8 +217,8 @@ impl World {
         connection.lives += 1;
         let life = connection.life().clone();
         let Connection { plan, halves, .. } = connection;
-        for (end, half) in ends.iter_mut().zip(&mut *halves) {
-            half.renew(end, plan.size, &life)?;
+        for ((end, half), on_device) in ends.iter_mut().zip(&mut *halves).zip(plan.on_device) {
+            half.renew(end, plan.size, &life, on_device)?;
         }
         let gids = [0, 1].map(|e: usize| ends[e].context.port().gids[0].gid);
         for e in [0, 1] {
@@ -265,18 +282,21 @@ impl World {
             self.wake(e)?;
             self.collect(e)?;
         }
+        if self.connections[c].plan.has_device() {
+            self.let_copies_end()?;
+        }
         let World { ends, connections, tally, .. } = self;
         let connection = &mut connections[c];
         let is_reliable = connection.is_reliable();
         let Connection { halves, model, plan, lives, .. } = connection;
         for e in [0, 1] {
             let (half, peer) = (&halves[e], &halves[1 - e]);
-            let landing = ends[e].context.bytes(half.landing)?;
+            let landing = view(&ends[e].context, half.landing)?;
             let memory = match &peer.withdrawn {
-                Some(memory) => memory.bytes()?,
-                None => ends[1 - e].context.bytes(peer.target)?,
+                Some(memory) => all_of(memory)?,
+                None => view(&ends[1 - e].context, peer.target)?,
             };
-            for request in model.finish(e, landing, memory).map_err(|d| d.at(c, e))? {
+            for request in model.finish(e, &landing, &memory).map_err(|d| d.at(c, e))? {
                 tally.count_request(&request, is_reliable);
             }
         }
@@ -293,15 +313,15 @@ impl World {
 }
 
 impl Half {
-    fn new(end: &mut End, plan: &Plan) -> Verdict<Half> {
+    fn new(end: &mut End, plan: &Plan, on_device: bool) -> Verdict<Half> {
         let size = plan.size;
-        let mut register =
-            |length| -> Verdict<Mr> { Ok(end.context.register(end.pd, memory(length)?, access())?) };
         let slots = size.slots() as usize;
-        let receives = register(slots * size.receive() as usize)?;
-        let (landing, target) = (register(slots * size.longest() as usize)?, register(size.target())?);
+        let receives = end.register(slots * size.receive() as usize, on_device)?;
+        let landing = end.register(slots * size.longest() as usize, on_device)?;
+        let target = end.register(size.target(), on_device)?;
+        let mut key = || end.register(8, false);
         let mut keys = || -> Verdict<[(Mr, bool); KEYS]> {
-            Ok([register(8)?, register(8)?, register(8)?, register(8)?].map(|mr| (mr, false)))
+            Ok([key()?, key()?, key()?, key()?].map(|mr| (mr, false)))
         };
         let (keys, own_keys) = (keys()?, keys()?);
         let own_cq = plan.own_cq.map(|capacity| end.context.create_cq(capacity)).transpose()?;
@@ -327,7 +347,7 @@ impl Half {
     }
 
     /// As new, for another life.
-    fn renew(&mut self, end: &mut End, size: Size, life: &Life) -> Verdict {
+    fn renew(&mut self, end: &mut End, size: Size, life: &Life, on_device: bool) -> Verdict {
         for (mr, used) in self.keys.iter_mut().chain(&mut self.own_keys).filter(|key| key.1) {
             let memory = end.context.deregister(*mr)?;
             *mr = end.context.register(end.pd, memory, access())?;
@@ -338,18 +358,18 @@ impl Half {
             self.window = MemoryWindow::new(end.context.alloc_mw(end.pd)?);
         }
         let mut memory = end.context.deregister(self.target)?;
-        let untouched = self.withdrawn.take().is_none() || memory.bytes()?.iter().all(|byte| *byte == 0);
+        let untouched = self.withdrawn.take().is_none() || all_of(&memory)?.iter().all(|byte| *byte == 0);
         ensure!(untouched, "a key of memory that was taken away reached what came in its place");
-        memory.bytes_mut()?.fill(0);
+        memory.write(0, &vec![0; memory.len()])?;
         let iova = match life.iova {
             Iova::Zero => 0,
             Iova::Page(page) => u64::from(page) << 12,
             Iova::Top => u64::MAX - size.target() as u64 + 1,
         };
-        self.target = end.context.register_at(end.pd, memory, access(), iova)?;
+        self.target = end.context.register_at(end.pd, memory, access_to(on_device), iova)?;
         let RemoteMemory { addr, rkey, .. } = end.context.remote(self.target)?;
         self.reach = RemoteAddress { addr, rkey };
-        end.context.bytes_mut(self.receives)?.fill(POISON);
+        end.poison(self.receives, 0, (size.slots() * u64::from(size.receive())) as usize)?;
         self.receives_posted = 0;
         self.landings = [0; 2];
         self.drain = Drain::No;

@@ -39,6 +39,7 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
         signal_all: false,
         own_cq: None,
         srq: false,
+        on_device: [false; 2],
         lives: vec![life],
     };
     let setup = Setup {
@@ -48,6 +49,8 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
         frames: 4096,
         windows: [512; 2],
         reorder_packets: [0; 2],
+        copies_late_us: 0,
+        staging: (1 << 16, 128),
         connections: vec![plan],
     };
     let mut world = World::new(&setup)?;

@@ -62,7 +62,7 @@ impl World {
         let local = match action {
             Action::Read { into, .. } | Action::Atomic { into, .. } => (halves[e].landing, into),
             Action::Send { data, .. } | Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
-                (self.ends[e].noise, data.start)
+                (self.ends[e].noise(plan, e), data.start)
             }
             _ => (self.ends[e].noise, 0),
         };
@@ -284,6 +284,7 @@ impl Connection {
         let random = u64::from(work.place).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut revokes = Revokes::Nothing;
         let action = match work.verb.on(plan.service) {
+            Verb::FetchAdd | Verb::CompareSwap(_) | Verb::AtomicWrite if plan.has_device() => return None,
             Verb::Send => Action::Send { data, immediate: None, invalidates: None },
             Verb::SendWithImm => Action::Send { data, immediate: Some(work.place), invalidates: None },
             Verb::SendWithInvalidate => {

@@ -27,6 +27,10 @@ pub(crate) struct Setup {
     pub(crate) windows: [u32; 2],
     /// Packets that each end has room for to hold while an earlier one is missing.
     pub(crate) reorder_packets: [u16; 2],
+    /// A copy of a GPU lands so much later at most.
+    pub(crate) copies_late_us: u64,
+    /// Bytes of a chunk between packets and a GPU's memory, and how many there are.
+    pub(crate) staging: (u32, u16),
     pub(crate) connections: Vec<Plan>,
 }
 
@@ -56,6 +60,8 @@ pub(crate) struct Plan {
     pub(crate) own_cq: Option<u32>,
     /// It takes its receives from the queue that all such connections of an end share.
     pub(crate) srq: bool,
+    /// At which ends its memory is a GPU's.
+    pub(crate) on_device: [bool; 2],
     /// How it is connected, and connected anew: one after the other, round and round.
     pub(crate) lives: Vec<Life>,
 }
@@ -226,14 +232,17 @@ fn setup() -> impl Strategy<Value = Setup> {
     let reorder = || select(vec![1024u16, 40, 3, 0]);
     let connections = vec(plan(), 1..=5);
     let sizes = ([window(), window()], [reorder(), reorder()]);
-    (seed, any::<bool>(), link(), frames, sizes, connections).prop_map(
-        |(seed, ipv6, link, frames, (windows, reorder_packets), connections)| Setup {
+    let device = (select(vec![0u64, 20, 200, 10_000]), select(vec![(1 << 16, 128), (1 << 17, 8), (1 << 16, 4)]));
+    (seed, any::<bool>(), link(), frames, sizes, device, connections).prop_map(
+        |(seed, ipv6, link, frames, (windows, reorder_packets), (copies_late_us, staging), connections)| Setup {
             seed,
             ipv6,
             link,
             frames,
             windows,
             reorder_packets,
+            copies_late_us,
+            staging,
             connections,
         },
     )
@@ -262,8 +271,9 @@ fn plan() -> impl Strategy<Value = Plan> {
     let depth = select(vec![32u32, 16, 4, 1]);
     let own_cq = prop_oneof![4 => Just(None), 1 => (1u32..80).prop_map(Some)];
     let srq = prop::bool::weighted(0.4);
-    (service, size, depth, prop::bool::weighted(0.1), own_cq, srq, vec(life(), 1..=3)).prop_map(
-        |(service, size, depth, signal_all, own_cq, srq, lives)| {
+    let on_device = [prop::bool::weighted(0.3), prop::bool::weighted(0.3)];
+    (service, size, depth, prop::bool::weighted(0.1), own_cq, srq, on_device, vec(life(), 1..=3)).prop_map(
+        |(service, size, depth, signal_all, own_cq, srq, on_device, lives)| {
             let small = matches!(size, Size::Small) || service == Service::Ud;
             Plan {
                 service,
@@ -272,6 +282,7 @@ fn plan() -> impl Strategy<Value = Plan> {
                 signal_all,
                 own_cq,
                 srq: srq && small && service != Service::Uc,
+                on_device,
                 lives,
             }
         },
@@ -394,6 +405,13 @@ fn work() -> impl Strategy<Value = Work> {
             solicited,
         },
     )
+}
+
+impl Plan {
+    /// Whether some of its memory is a GPU's.
+    pub(crate) fn has_device(&self) -> bool {
+        self.on_device.contains(&true)
+    }
 }
 
 impl fmt::Display for Schedule {

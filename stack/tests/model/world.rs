@@ -1,12 +1,16 @@
 //! Two contexts on a simulated network, and the connections between them. Everything that is posted
 //! and everything that comes back passes by the model.
 
+use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce::driver::gpu::strict::{Strict, StrictDevice};
+use ferroce::driver::gpu::{Device as _, GpuError};
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
 use ferroce::*;
 
-use crate::connection::{Connection, Drain, GRH, Half, KEYS, Phase, access};
+use crate::connection::{Connection, Drain, GRH, Half, KEYS, Phase, access, access_to};
 use crate::model::{Completion, Disagreement, POISON, SharedReceives, Verdict, ensure};
 use crate::noise::noise;
 use crate::schedule::{At, Link, Operation, Plan, Schedule, Service, Setup, Size};
@@ -17,6 +21,8 @@ use crate::tap::Tap;
 /// stuck: no retry limit is as far off.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_TURNS: u32 = 1_000_000;
+/// Longer than a copy lands late.
+const COPIES_END: Duration = Duration::from_millis(12);
 /// Receives of a shared receive queue.
 pub(crate) const SHARED: u64 = 32;
 /// Connections that share receives have messages of this size.
@@ -39,7 +45,10 @@ pub(crate) struct End {
     pub(crate) context: Context,
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
+    pub(crate) device: Arc<StrictDevice>,
+    /// What is sent, in memory of the host and in that of the GPU.
     pub(crate) noise: Mr,
+    pub(crate) device_noise: Mr,
     pub(crate) shared: Option<SharedQueue>,
     /// To the other end.
     pub(crate) ah: Ah,
@@ -55,12 +64,28 @@ pub(crate) struct SharedQueue {
     pub(crate) model: SharedReceives,
 }
 
+/// The bytes of a region of any kind of memory.
+pub(crate) fn view(context: &Context, mr: Mr) -> Verdict<Cow<'_, [u8]>> {
+    if let Ok(bytes) = context.bytes(mr) {
+        return Ok(bytes.into());
+    }
+    let mut bytes = vec![0; context.remote(mr)?.length as usize];
+    context.read(mr, 0, &mut bytes)?;
+    Ok(bytes.into())
+}
+
 pub(crate) fn memory(length: usize) -> Verdict<Memory> {
     Memory::zeroed(length).map_err(|error| Disagreement(error.to_string()))
 }
 
 impl From<Error> for Disagreement {
     fn from(error: Error) -> Disagreement {
+        Disagreement(format!("refused: {error}"))
+    }
+}
+
+impl From<GpuError> for Disagreement {
+    fn from(error: GpuError) -> Disagreement {
         Disagreement(format!("refused: {error}"))
     }
 }
@@ -302,8 +327,8 @@ impl World {
         let World { ends, connections, tally, .. } = self;
         let is_reliable = connections[c].is_reliable();
         let Connection { model, halves, .. } = &mut connections[c];
-        let landing = ends[e].context.bytes(halves[e].landing)?;
-        for request in model.complete(e, completion(wc, None), landing)? {
+        let landing = view(&ends[e].context, halves[e].landing)?;
+        for request in model.complete(e, completion(wc, None), &landing)? {
             halves[e].landings[1] += u64::from(request.action.lands());
             tally.count_request(&request, is_reliable);
         }
@@ -314,7 +339,8 @@ impl World {
     fn complete_receive(&mut self, c: usize, e: usize, wc: &WorkCompletion) -> Verdict<bool> {
         let World { ends, connections, tally, .. } = self;
         let Connection { model, halves, plan, .. } = &mut connections[c];
-        let (half, End { context, shared, peer, .. }) = (&halves[e], &mut ends[e]);
+        let (half, end) = (&halves[e], &mut ends[e]);
+        let End { context, shared, peer, .. } = &mut *end;
         let mut completion = completion(wc, revoked(context, half, wc)?);
         let (mr, place) = match shared {
             Some(shared) if plan.srq => {
@@ -325,7 +351,8 @@ impl World {
         };
         let (longest, length) = (plan.size.longest() as usize, plan.size.receive() as usize);
         let start = place as usize * length;
-        let mut buffer = &context.bytes(mr)?[start..start + length];
+        let receives = view(context, mr)?;
+        let mut buffer = &receives[start..start + length];
         let is_datagram = plan.service == Service::Ud && wc.status == WcStatus::Success;
         ensure!(wc.grh == is_datagram, "{wc:?}");
         if is_datagram {
@@ -336,13 +363,14 @@ impl World {
             completion.byte_len = wc.byte_len.saturating_sub(GRH);
             buffer = rest;
         }
-        let memory = if half.withdrawn.is_some() { None } else { Some(context.bytes(half.target)?) };
+        let memory = if half.withdrawn.is_some() { None } else { Some(view(context, half.target)?) };
         let buffer = &buffer[..longest.min(buffer.len())];
-        let received = model.complete_receive(e, completion, buffer, memory)?;
+        let received = model.complete_receive(e, completion, buffer, memory.as_deref())?;
+        drop((receives, memory));
         if wc.opcode == WcOpcode::Recv {
             let failed = wc.status != WcStatus::Success;
             let used = if failed { length } else { wc.byte_len as usize };
-            context.bytes_mut(mr)?[start..start + used].fill(POISON);
+            end.poison(mr, start, used)?;
         }
         if let Some(request) = received {
             tally.count_received(&request, plan.service);
@@ -386,8 +414,8 @@ impl World {
         }
         for (c, connection) in self.connections.iter().enumerate() {
             for e in [0, 1].into_iter().filter(|_| connection.phase == Phase::Up) {
-                let memory = self.ends[1 - e].context.bytes(connection.halves[1 - e].target)?;
-                connection.model.settled(e, memory).map_err(|d| d.at(c, e))?;
+                let memory = view(&self.ends[1 - e].context, connection.halves[1 - e].target)?;
+                connection.model.settled(e, &memory).map_err(|d| d.at(c, e))?;
             }
         }
         Ok(())
@@ -407,8 +435,27 @@ impl World {
         text
     }
 
+    /// Lets time pass until nothing is copied any more: what was flushed waits for that.
+    pub(crate) fn let_copies_end(&mut self) -> Verdict {
+        let end = self.now + COPIES_END;
+        while self.now < end {
+            for end in &mut self.ends {
+                end.context.poll(self.now)?;
+            }
+            self.check_responses()?;
+            self.take_events()?;
+            for e in [0, 1] {
+                self.collect(e)?;
+            }
+            let next = self.ends.iter().filter_map(|end| end.context.next_timeout()).min().unwrap_or(end);
+            self.now = next.clamp(Nanos(self.now.0 + 1), self.now + Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Nothing holds on to anything, and the context has as much to give as when it was new.
     fn tear_down(&mut self) -> Verdict {
+        self.let_copies_end()?;
         let World { ends, connections, now, .. } = self;
         for (e, end) in ends.iter_mut().enumerate() {
             let mut in_hand = 0;
@@ -426,7 +473,7 @@ impl World {
             end.context.poll(*now)?;
             ensure!(end.context.next_timeout().is_none(), "a timer of nobody, at end {e}");
             end.context.destroy_ah(end.ah)?;
-            let mut regions = vec![end.noise];
+            let mut regions = vec![end.noise, end.device_noise];
             if let Some(SharedQueue { srq, memory, .. }) = end.shared.take() {
                 end.context.destroy_srq(srq)?;
                 regions.push(memory);
@@ -511,13 +558,20 @@ impl End {
             .max_srqs(1)
             .max_mws(count)
             .max_ahs(1)
+            .staging_chunk(setup.staging.0)
+            .staging_chunks(setup.staging.1)
             .max_mrs(Self::regions(&setup.connections));
         let mut context = Context::open(port, &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(4096)?;
         let mut source = memory(noise().len())?;
         source.write(0, noise())?;
+        let latest = Duration::from_micros(setup.copies_late_us);
+        let device = Strict { seed: setup.seed ^ u64::from(n), latest, ..Strict::default() }.open()?;
         let noise = context.register(pd, source, Access::NONE)?;
+        let mut source = device.allocate(self::noise().len())?;
+        source.write(0, self::noise())?;
+        let device_noise = context.register(pd, source, Access::NONE)?;
         let peer = Gid::from(setup.address(1 - n));
         let ah = context.create_ah(pd, &AddressVector::new(peer, 0))?;
         let mut shared = None;
@@ -531,13 +585,33 @@ impl End {
             let overtaking = if ordered { users.len() } else { SHARED as usize };
             shared = Some(SharedQueue { srq, memory, model: SharedReceives::new(overtaking) });
         }
-        Ok(End { context, pd, cq, noise, shared, ah, peer, asleep: None })
+        Ok(End { context, device, pd, cq, noise, device_noise, shared, ah, peer, asleep: None })
+    }
+
+    /// Where the bytes of what is sent are.
+    pub(crate) fn noise(&self, plan: &Plan, e: usize) -> Mr {
+        if plan.on_device[e] { self.device_noise } else { self.noise }
+    }
+
+    /// Registers memory, of this end's GPU or of the host.
+    pub(crate) fn register(&mut self, length: usize, on_device: bool) -> Verdict<Mr> {
+        let memory = if on_device { self.device.allocate(length)? } else { memory(length)? };
+        Ok(self.context.register(self.pd, memory, access_to(on_device))?)
+    }
+
+    /// Fills a part of a region with what no message has.
+    pub(crate) fn poison(&mut self, mr: Mr, start: usize, length: usize) -> Verdict {
+        match self.context.bytes_mut(mr) {
+            Ok(bytes) => bytes[start..start + length].fill(POISON),
+            Err(_) => self.context.write(mr, start as u64, &vec![POISON; length])?,
+        }
+        Ok(())
     }
 
     /// Regions of memory that are registered at once.
     fn regions(plans: &[Plan]) -> u32 {
         let shared = plans.iter().any(|plan| plan.srq);
-        1 + u32::from(shared) + plans.len() as u32 * (3 + 2 * KEYS as u32)
+        2 + u32::from(shared) + plans.len() as u32 * (3 + 2 * KEYS as u32)
     }
 
     /// Uses all that the context has.

@@ -348,6 +348,10 @@ impl Engine {
                 shared.staging.close(handle);
             }
         }
+        shared.staging.forget_absent(shared.now);
+        if let Some(qp) = shared.staging.idlest_sender(shared.now).and_then(|qp| qps.get_mut(qp.0)) {
+            qp.give_up_sends(shared);
+        }
         let mut place = 0;
         while let Some(handle) = shared.staging.waiting_at(place) {
             if let Some(qp) = qps.get_mut(handle.0) {

@@ -40,13 +40,19 @@ impl QueuePair {
         self.settle(shared);
     }
 
-    /// Lets the ACK timer run on if the pacer holds back what would ask for an answer: a silence says nothing then.
+    /// Lets the ACK timer run on if the pacer, or a copy from memory of a device, holds back what would ask for an answer: a
+    /// silence says nothing then.
     /// Returns whether it does.
     #[cold]
     fn extend_ack_timer(&mut self, shared: &mut Shared) -> bool {
+        let Some(timeout) = self.requester.ack_timeout() else { return false };
+        if self.awaits_copy(shared) {
+            self.requester.ack_deadline = shared.now + timeout;
+            shared.scheduler.at(self.handle.0.index, self.requester.ack_deadline);
+            return true;
+        }
         let Some(reaction) = &self.reaction else { return false };
         let ready = reaction.ready();
-        let Some(timeout) = self.requester.ack_timeout() else { return false };
         if self.awaits_answer() || ready <= shared.now || ready == Nanos::NEVER {
             return false;
         }

@@ -13,7 +13,7 @@ use crate::engine::staging::answers::FromDevice;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Event, WcStatus};
 
-use super::InboundMessage;
+use super::{InboundMessage, Responder};
 
 /// What came of a turn to send an outcome.
 enum Wrote {
@@ -42,7 +42,7 @@ impl QueuePair {
             }
         }
         let (psn, syndrome) = self.take_owed_nak()?;
-        self.write_acknowledge(shared, slot, psn, syndrome)
+        self.write_acknowledge(shared, slot, (psn, self.responder.msn), syndrome)
     }
 
     /// The NAK that is owed, if it may go: it says too that everything before it was executed.
@@ -75,7 +75,7 @@ impl QueuePair {
         slot: &mut FrameSlot<'_>,
     ) -> Option<usize> {
         match self.take_owed_nak() {
-            Some((psn, syndrome)) => self.write_acknowledge(shared, slot, psn, syndrome),
+            Some((psn, syndrome)) => self.write_acknowledge(shared, slot, (psn, self.responder.msn), syndrome),
             None => self.transmit_acknowledge(shared, slot, false),
         }
     }
@@ -93,11 +93,10 @@ impl QueuePair {
             return None;
         }
         let (now, poll) = (self.ack_time(shared), shared.poll);
-        // A selective one would say that what is not visible is missing.
-        if self.staged.is_some() && (self.may_owe_response() || self.selective.is_some() && self.is_landing()) {
-            return None;
+        let Responder { mut expected, mut msn, .. } = self.responder;
+        if self.staged.is_some() {
+            (expected, msn) = self.acknowledgeable()?;
         }
-        let (expected, msn) = self.visible();
         let ack = &mut self.responder.ack;
         let goes = if ahead { ack.is_overdue(now, poll, expected) } else { ack.is_due(now, poll, expected) };
         if !goes {
@@ -107,14 +106,16 @@ impl QueuePair {
         if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
             return Some(length);
         }
-        self.write_acknowledge(shared, slot, expected - 1, Syndrome::ACK)
+        self.write_acknowledge(shared, slot, (expected - 1, msn), Syndrome::ACK)
     }
 
     /// When the ACK that is owed is to be thought of again, if one is.
     pub(crate) fn ack_due(&self, shared: &Shared) -> Option<Nanos> {
-        let ack = &self.responder.ack;
+        let Responder { ack, expected, .. } = &self.responder;
         let now = self.ack_time(shared);
-        ack.is_owed().then(|| ack.kept_until(self.visible().0).filter(|until| *until > now).unwrap_or(shared.now))
+        // Behind an answer that is being copied from memory of a device nothing is due.
+        let is_due = ack.is_owed() && !(self.staged.is_some() && self.may_owe_response());
+        is_due.then(|| ack.kept_until(*expected).filter(|until| *until > now).unwrap_or(shared.now))
     }
 
     /// The time by which it is judged how long an ACK was kept back: nothing is if it hurries, nor where
@@ -127,14 +128,14 @@ impl QueuePair {
         &self,
         shared: &mut Shared,
         slot: &mut FrameSlot<'_>,
-        psn: Psn,
+        (psn, msn): (Psn, u32),
         syndrome: Syndrome,
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
         let plain = self.reaction.is_some().then(|| connection.acknowledging());
         let mut frame = slot.start(plain.as_ref().unwrap_or(&connection.header), bth, 0)?;
-        frame.put(&Aeth::new(syndrome, self.responder.msn));
+        frame.put(&Aeth::new(syndrome, msn));
         shared.count(Counter::SentPkts);
         Some(frame.finish_with(shared.crc))
     }
@@ -144,10 +145,9 @@ impl QueuePair {
         let Some(connection) = &self.connection else { return Wrote::Nothing };
         let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
         let psn = outcome.next_psn();
-        if let Some((invisible, _)) = self.staged.as_ref().and_then(|staged| staged.requests.invisible())
-            && outcome.first_psn.distance(invisible) > 0
+        if let Some(staged) = &mut self.staged
+            && staged.requests.hides(outcome.first_psn)
         {
-            self.want_visible();
             return Wrote::Nothing;
         }
         let (opcode, payload) = match outcome.answer {
@@ -174,24 +174,17 @@ impl QueuePair {
                 }
             }
         };
-        if let Some(grant) = payload
-            && shared.mrs.place_of(grant).is_some()
-        {
-            return match self.write_from_device(shared, slot, (opcode, grant.len())) {
-                FromDevice::Frame(length) => Wrote::Frame(length),
-                FromDevice::Nothing => Wrote::Nothing,
-                FromDevice::Failed => {
-                    shared.count(Counter::RespRemoteOperationalErrors);
-                    self.refuse_read_under_way(shared, psn, Nak::RemoteOperationalError);
-                    Wrote::NothingYet
-                }
-            };
-        }
         let Shared { mrs, counters, crc, .. } = shared;
         let apart = payload.filter(|grant| slot.wants_apart(grant.len()) && mrs.payload(*grant).is_some());
         // READs see memory in their order, whoever writes there.
         std::sync::atomic::fence(Ordering::Acquire);
-        let payload = payload.and_then(|grant| mrs.granted(grant)).unwrap_or((&[][..]).into());
+        let payload = match payload {
+            None => (&[][..]).into(),
+            Some(grant) => match mrs.granted(grant) {
+                Some(payload) => payload,
+                None => return self.answer_from_device(shared, slot, (psn, opcode, grant.len())),
+            },
+        };
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let Some(mut frame) = slot.start_apart(&connection.header, bth, payload.len(), apart) else {
             return Wrote::Nothing;
@@ -206,6 +199,25 @@ impl QueuePair {
         outcome.advance();
         counters.count(Counter::SentPkts);
         Wrote::Frame(slot.end(written))
+    }
+
+    /// Writes a packet of a READ response whose bytes are in memory of a device.
+    #[cold]
+    fn answer_from_device(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut FrameSlot<'_>,
+        (psn, opcode, bytes): (Psn, Opcode, u32),
+    ) -> Wrote {
+        match self.write_from_device(shared, slot, (opcode, bytes)) {
+            FromDevice::Frame(length) => Wrote::Frame(length),
+            FromDevice::Nothing => Wrote::Nothing,
+            FromDevice::Failed => {
+                shared.count(Counter::RespRemoteOperationalErrors);
+                self.refuse_read_under_way(shared, psn, Nak::RemoteOperationalError);
+                Wrote::NothingYet
+            }
+        }
     }
 
     /// The memory of a READ went away, or its device failed, while its response was under way.

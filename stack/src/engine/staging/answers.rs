@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use arrayvec::ArrayVec;
 use ferroce_driver::Span;
 use ferroce_wire::{Aeth, Bth, Extension, Opcode, PathMtu, Psn, RKey, Syndrome};
 
@@ -95,7 +94,7 @@ impl Answers {
         if self.planned.front().is_none_or(|planned| planned.next != psn) {
             // The peer asks for something else.
             self.give_up(&mut shared.staging);
-            self.plan(outcome, path_mtu);
+            self.plan(&shared.staging, outcome, path_mtu);
         }
         self.gather(shared, (qp, pd), behind, path_mtu);
         let Some(Planned { position, .. }) = self.planned.front() else { return State::Failed };
@@ -106,9 +105,10 @@ impl Answers {
         if self.stream.has(end) { State::There(*position) } else { State::Coming }
     }
 
-    fn plan(&mut self, outcome: &Outcome, path_mtu: PathMtu) {
+    fn plan(&mut self, pool: &StagingPool, outcome: &Outcome, path_mtu: PathMtu) {
         if let Answer::Read { va, rkey, .. } = outcome.answer {
             let (offset, limit) = outcome.rest(path_mtu);
+            self.stream.begin(pool, limit - offset);
             let (first_psn, next, position) = (outcome.first_psn, outcome.next_psn(), self.stream.end());
             self.planned.push_back(Planned { first_psn, next, position, offset, limit, va, rkey });
         }
@@ -121,7 +121,7 @@ impl Answers {
             let Some(last) = self.planned.back_mut() else { return };
             if last.offset == last.limit {
                 let Some(next) = behind.read_after(last.first_psn).filter(|_| has_room) else { return };
-                self.plan(next, path_mtu);
+                self.plan(&shared.staging, next, path_mtu);
                 continue;
             }
             let Shared { staging, mrs, now, .. } = shared;
@@ -147,8 +147,8 @@ impl Answers {
         }
     }
 
-    fn spans<'a>(&self, pool: &'a StagingPool, position: u64, bytes: u32) -> ArrayVec<Span<'a>, 2> {
-        self.stream.spans(pool, position, bytes as usize)
+    fn span<'a>(&self, pool: &'a StagingPool, position: u64, bytes: u32) -> Option<Span<'a>> {
+        self.stream.span(pool, position, bytes as usize)
     }
 }
 
@@ -179,7 +179,7 @@ impl QueuePair {
         if opcode.has(Extension::Aeth) {
             frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
         }
-        let written = frame.fill(shared.crc, answers.spans(&shared.staging, position, bytes).into_iter());
+        let written = frame.fill(shared.crc, answers.span(&shared.staging, position, bytes).into_iter());
         if let Some(outcome) = outcomes.next_owed() {
             outcome.advance();
             answers.advance(&mut shared.staging, bytes, !outcome.is_owed());

@@ -21,6 +21,8 @@ pub(crate) struct Landing {
     completions: VecDeque<Behind>,
     /// The peer has asked for an acknowledgement that is not due before the bytes are there.
     pub(crate) asked: bool,
+    /// What was acknowledged last while something was not there.
+    pub(crate) acknowledged: Psn,
 }
 
 /// Bytes in one chunk that are copied at once.
@@ -82,7 +84,7 @@ pub(crate) struct Place {
 
 impl Landing {
     pub(crate) fn new(purpose: Purpose) -> Landing {
-        Landing { purpose, batches: VecDeque::with_capacity(4), completions: VecDeque::with_capacity(16), asked: false }
+        Landing { purpose, batches: VecDeque::with_capacity(4), completions: VecDeque::with_capacity(16), asked: false, acknowledged: Psn::default() }
     }
 
     /// Whether everything that has come is there.
@@ -94,6 +96,15 @@ impl Landing {
     /// The first packet whose bytes may not be there, and the messages complete before it.
     pub(crate) fn invisible(&self) -> Option<(Psn, u32)> {
         self.batches.front().map(|batch| batch.first)
+    }
+
+    /// Whether something that was executed before `psn` is not visible; then it is wanted.
+    pub(crate) fn hides(&mut self, psn: Psn) -> bool {
+        let hides = self.invisible().is_some_and(|(invisible, _)| psn.distance(invisible) > 0);
+        if hides {
+            self.want();
+        }
+        hides
     }
 
     /// Takes bytes that came with the packet `first`.
@@ -112,8 +123,10 @@ impl Landing {
         if !self.batches.back().is_some_and(fits) {
             // Taken before anything changes.
             let chunk = staging.take(*now, qp, self.purpose).ok_or(NoRoom)?;
-            if let Some(last) = self.batches.back_mut().filter(|last| last.state == State::Open) {
-                last.state = State::Closed;
+            match self.batches.back_mut() {
+                Some(last) if last.state == State::Open => last.state = State::Closed,
+                Some(_) => {}
+                None => self.acknowledged = first.0,
             }
             let number = staging.number();
             self.batches.push_back(Batch {

@@ -54,11 +54,21 @@ impl QueuePair {
     /// Takes bytes of a request for memory of a device that the packet may write.
     #[cold]
     #[inline(never)]
-    pub(crate) fn land_write(&mut self, shared: &mut Shared, grant: Granted, data: &[u8]) -> Result<(), NoRoom> {
+    pub(crate) fn land_write(
+        &mut self,
+        shared: &mut Shared,
+        grant: Granted,
+        data: &[u8],
+        is_last: bool,
+    ) -> Result<(), NoRoom> {
         self.stage(shared);
         let (handle, first) = (self.handle, self.this_request());
         let (Some(staged), Some(place)) = (&mut self.staged, shared.mrs.place_of(grant)) else { return Ok(()) };
-        staged.requests.take(shared, handle, place, data, first)
+        staged.requests.take(shared, handle, place, data, first)?;
+        if is_last {
+            staged.requests.want();
+        }
+        Ok(())
     }
 
     /// Takes bytes of a response to the READ `number`, from byte `skip` of it on, as far as they are for memory of devices.
@@ -99,15 +109,30 @@ impl QueuePair {
         }
     }
 
-    /// Lets an acknowledgement that the peer asks for wait until what was executed is visible.
+    /// The PSN before which everything may be acknowledged, and the messages complete before it; `None` if the
+    /// acknowledgement that is owed must wait, for bytes that are not there yet or for an answer before it.
     #[cold]
-    pub(crate) fn ask_when_visible(&mut self) {
-        if let Some(staged) = &mut self.staged {
-            staged.requests.asked = true;
+    #[inline(never)]
+    pub(crate) fn acknowledgeable(&mut self) -> Option<(Psn, u32)> {
+        if self.may_owe_response() {
+            return None;
         }
+        let all = self.this_request();
+        let is_selective = self.selective.is_some();
+        let requests = &mut self.staged.as_mut()?.requests;
+        let Some(visible) = requests.invisible() else { return Some(all) };
+        // It is owed again when more is there.
+        requests.asked = true;
+        // A selective one would say that what is not visible is missing.
+        if is_selective || visible.0.distance(requests.acknowledged) <= 0 {
+            self.responder.forget_ack();
+            return None;
+        }
+        requests.acknowledged = visible.0;
+        Some(visible)
     }
 
-    /// An answer waits for what was executed.
+    /// A NAK waits for what was executed.
     #[cold]
     pub(crate) fn want_visible(&mut self) {
         if let Some(staged) = &mut self.staged {
@@ -153,6 +178,7 @@ impl QueuePair {
     /// What has landed is told.
     fn land_ended(&mut self, shared: &mut Shared) {
         let Some(staged) = &mut self.staged else { return };
+        let was_fetching = !staged.responses.is_idle();
         let mut landed = false;
         for landing in [&mut staged.requests, &mut staged.responses] {
             while landing.pop_ended(&mut shared.staging).is_some() {
@@ -172,9 +198,11 @@ impl QueuePair {
                 if let Some(staged) = &mut self.staged {
                     staged.requests.asked = !staged.requests.is_idle();
                 }
-                self.owe_visible(shared);
+                self.owe_ack(shared);
             }
-            self.note_drained(shared);
+            if was_fetching && !self.is_fetching() {
+                self.note_drained(shared);
+            }
             self.schedule(shared);
         }
     }
@@ -238,7 +266,7 @@ impl QueuePair {
     pub(crate) fn restart_sends(&mut self, shared: &mut Shared) {
         let head = self.sq.head();
         if let Some(staged) = &mut self.staged {
-            staged.sends.restart(&mut shared.staging, head);
+            staged.sends.restart(&mut shared.staging, head, 0);
         }
     }
 
@@ -249,7 +277,7 @@ impl QueuePair {
             staged.requests.reset(&mut shared.staging);
             staged.responses.reset(&mut shared.staging);
             staged.answers.give_up(&mut shared.staging);
-            staged.sends.restart(&mut shared.staging, 0);
+            staged.sends.restart(&mut shared.staging, 0, 0);
             shared.staging.forget(self.handle);
         }
     }

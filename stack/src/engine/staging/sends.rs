@@ -1,4 +1,5 @@
-//! What a queue pair sends from memory of a device: gathered ahead of the cursor, kept until it is acknowledged.
+//! What a queue pair sends from memory of a device: gathered ahead of the cursor, kept until it is acknowledged or others need
+//! the room.
 
 use ferroce_wire::FrameBuilder;
 
@@ -14,7 +15,7 @@ pub(crate) struct Sends {
     /// The work request whose bytes are gathered next, and from which on.
     next: u32,
     offset: u32,
-    /// Where each work request begins in the stream, by its place in the queue.
+    /// Where the first byte of each work request is in the stream, or would be, by its place in the queue.
     starts: Box<[u64]>,
 }
 
@@ -24,80 +25,98 @@ impl Sends {
         Sends { stream: Stream::new(Purpose::Sends, pool), next: head, offset: 0, starts }
     }
 
-    fn start(&mut self, number: u32) -> &mut u64 {
-        let places = self.starts.len();
-        &mut self.starts[number as usize & (places - 1)]
-    }
-
     /// Where a byte of a work request is in the stream, if copies of all bytes before it were started.
     fn position(&self, number: u32, offset: u32) -> Option<u64> {
         let ahead = self.next.wrapping_sub(number) as i32;
-        let start = self.starts[number as usize & (self.starts.len() - 1)];
-        (ahead > 0 || ahead == 0 && offset <= self.offset && self.offset > 0).then(|| start + u64::from(offset))
+        let start = self.starts[self.place(number)];
+        (ahead > 0 || ahead == 0 && offset <= self.offset && self.offset > 0)
+            .then(|| start.wrapping_add(offset.into()))
+    }
+
+    fn place(&self, number: u32) -> usize {
+        number as usize & (self.starts.len() - 1)
     }
 
     pub(crate) fn ended(&mut self, number: u64, succeeded: bool) {
         self.stream.ended(number, succeeded);
     }
 
-    /// Nothing was posted, or all of it was flushed.
-    pub(crate) fn restart(&mut self, pool: &mut StagingPool, head: u32) {
+    /// Nothing is kept; what is sent next is gathered anew, from byte `offset` of the work request `head` on.
+    pub(crate) fn restart(&mut self, pool: &mut StagingPool, head: u32, offset: u32) {
         self.stream.give_up(pool);
-        (self.next, self.offset) = (head, 0);
+        (self.next, self.offset) = (head, offset);
+        let place = self.place(head);
+        self.starts[place] = self.stream.end().wrapping_sub(offset.into());
     }
 }
 
 impl QueuePair {
-    /// Whether the `len` bytes of a work request from `offset` on are not there yet. What is needed next is gathered; the work
-    /// request fails if it can't be, in its turn.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn awaits_gather(&mut self, shared: &mut Shared, number: u32, offset: u32, len: u32) -> bool {
+    /// Whether a work request's bytes are gathered from memory of a device before they are sent.
+    pub(crate) fn is_gathered(&self, shared: &Shared, number: u32) -> bool {
+        let wqe = self.sq.wqe(number);
+        wqe.kind.has_payload && wqe.length > 0 && shared.mrs.has_device(self.sq.sges(number))
+    }
+
+    /// A packet was not sent, for its `len` bytes from `offset` on were not there. What is needed next is gathered; the work
+    /// request fails if it can't be, in its turn. Returns whether they are there now, as those of the host's memory in a list with
+    /// a device's are.
+    pub(crate) fn await_gather(&mut self, shared: &mut Shared, number: u32, offset: u32, len: u32) -> bool {
         self.stage(shared);
         self.gather_sends(shared);
-        let Some(staged) = &self.staged else { return true };
-        let Sends { stream, .. } = &staged.sends;
-        let end = staged.sends.position(number, offset + len);
-        if end.is_some_and(|end| stream.lacks(end)) {
-            // The error completes in order, after everything posted before.
-            if number == self.sq.head() {
-                self.fail_oldest(shared, WcStatus::FatalErr);
-            }
-            return true;
+        let Some(staged) = &self.staged else { return false };
+        let Some(end) = staged.sends.position(number, offset + len) else { return false };
+        if !staged.sends.stream.lacks(end) {
+            return staged.sends.stream.has(end);
         }
-        !end.is_some_and(|end| stream.has(end))
+        // The error completes in order, after everything posted before.
+        if number == self.sq.head() {
+            self.fail_oldest(shared, WcStatus::FatalErr);
+        }
+        false
+    }
+
+    /// Whether what is sent next is being copied.
+    pub(crate) fn awaits_copy(&self, shared: &Shared) -> bool {
+        let (number, Some(staged)) = (self.requester.cursor(), &self.staged) else { return false };
+        let is_next = number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
+        let Some(path_mtu) = self.path_mtu().filter(|_| is_next) else { return false };
+        let offset = self.requester.cursor_packet() << path_mtu.shift();
+        let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
+        !staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end))
     }
 
     /// Starts copies for what is sent next, as far as there is room.
     fn gather_sends(&mut self, shared: &mut Shared) {
+        self.free_sends(shared);
         let fetching = self.is_fetching();
         let (handle, head, tail) = (self.handle, self.sq.head(), self.sq.tail());
-        let Some(staged) = &mut self.staged else { return };
-        let sends = &mut staged.sends;
-        if (sends.next.wrapping_sub(head) as i32) < 0 {
-            (sends.next, sends.offset) = (head, 0);
-        }
-        while sends.next != tail {
-            let number = sends.next;
+        while let Some(staged) = &self.staged
+            && staged.sends.next != tail
+        {
+            let number = staged.sends.next;
+            let is_gathered = self.is_gathered(shared, number);
             let wqe = self.sq.wqe(number);
-            if !wqe.is_gathered() {
+            let Some(staged) = &mut self.staged else { return };
+            let sends = &mut staged.sends;
+            if !is_gathered {
                 (sends.next, sends.offset) = (number.wrapping_add(1), 0);
                 continue;
             }
             // What READs before it bring may be what it sends.
-            let waits = wqe.flags.fence && !wqe.started && (number != head || fetching);
-            if waits {
+            if wqe.flags.fence && !wqe.started && (number != head || fetching) {
                 return;
             }
+            let Shared { staging, mrs, now, .. } = &mut *shared;
             if sends.offset == 0 {
-                *sends.start(number) = sends.stream.end();
+                sends.stream.begin(staging, wqe.length);
+                let place = sends.place(number);
+                sends.starts[place] = sends.stream.end();
             }
-            let Shared { staging, mrs, now, .. } = shared;
             let Some(room) = sends.stream.room(staging, *now, handle) else { return };
             let wanted = room.len.min((wqe.length - sends.offset) as usize);
             let next = mrs.next_source(self.sq.sges(number), sends.offset, wanted);
             match sends.stream.take(staging, *now, handle, room, next) {
-                Taken::Bytes(bytes) => sends.offset += bytes,
+                Taken::Bytes(bytes) => sends.offset += bytes.min(wanted as u32),
                 Taken::Nothing => return,
             }
             if sends.offset == wqe.length {
@@ -106,45 +125,63 @@ impl QueuePair {
         }
     }
 
-    /// Ends a frame with bytes of a device's memory, which are there.
+    /// Ends a frame with bytes that are not in one piece of memory of the host; `None` if they are not there.
     #[cold]
     #[inline(never)]
-    pub(crate) fn fill_gathered(
+    pub(crate) fn fill_in_parts(
         &self,
         shared: &Shared,
         frame: FrameBuilder<'_>,
         (number, offset, len): (u32, u32, u32),
-    ) -> (usize, usize) {
-        let spans = self.staged.as_ref().and_then(|staged| {
-            let position = staged.sends.position(number, offset)?;
-            Some(staged.sends.stream.spans(&shared.staging, position, len as usize))
-        });
-        frame.fill(shared.crc, spans.unwrap_or_default().into_iter())
+    ) -> Option<(usize, usize)> {
+        if len == 0 || !self.is_gathered(shared, number) {
+            return Some(frame.fill(shared.crc, shared.mrs.pieces(self.sq.sges(number), offset, len)));
+        }
+        let sends = &self.staged.as_ref()?.sends;
+        let position = sends.position(number, offset)?;
+        let end = position.wrapping_add(len.into());
+        if sends.position(number, offset + len).is_none() || sends.stream.lacks(end) || !sends.stream.has(end) {
+            return None;
+        }
+        let span = sends.stream.span(&shared.staging, position, len as usize)?;
+        Some(frame.fill(shared.crc, std::iter::once(span)))
+    }
+
+    /// The oldest work request with bytes in the stream, and the first byte that is not acknowledged.
+    fn oldest_gathered(&self, shared: &Shared) -> Option<(u32, u32)> {
+        let sends = &self.staged.as_ref()?.sends;
+        let mut number = self.sq.head();
+        while (sends.next.wrapping_sub(number) as i32) >= 0 && number != self.sq.tail() {
+            if self.is_gathered(shared, number) {
+                let wqe = self.sq.wqe(number);
+                let done = if wqe.started { self.requester.una().distance(wqe.first_psn).max(0) } else { 0 };
+                let shift = self.path_mtu().map_or(0, |path_mtu| path_mtu.shift());
+                return Some((number, ((done as u32) << shift).min(wqe.length)));
+            }
+            number = number.wrapping_add(1);
+        }
+        None
     }
 
     /// What was acknowledged is kept no longer.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn free_sends(&mut self, shared: &mut Shared) {
-        let (Some(staged), head) = (&mut self.staged, self.sq.head()) else { return };
+    fn free_sends(&mut self, shared: &mut Shared) {
+        let oldest = self.oldest_gathered(shared);
+        let head = self.sq.head();
+        let Some(staged) = &mut self.staged else { return };
         let sends = &mut staged.sends;
-        // The oldest that is not complete and has bytes there.
-        let mut number = head;
-        let kept = loop {
-            if (sends.next.wrapping_sub(number) as i32) < 0 || number == self.sq.tail() {
-                break sends.stream.end();
-            }
-            let wqe = self.sq.wqe(number);
-            if wqe.is_gathered() {
-                let done = if wqe.started { self.requester.una().distance(wqe.first_psn).max(0) } else { 0 };
-                let shift = self.connection.as_ref().map_or(0, |connection| connection.path_mtu.shift());
-                let done = (u64::from(done as u32) << shift).min(wqe.length.into());
-                break sends.position(number, 0).map_or(sends.stream.end(), |start| start + done);
-            }
-            number = number.wrapping_add(1);
-        };
-        if sends.stream.free(&mut shared.staging, kept) && sends.next != self.sq.tail() {
-            self.schedule(shared);
+        if (sends.next.wrapping_sub(head) as i32) < 0 {
+            (sends.next, sends.offset) = (head, 0);
+        }
+        let kept = oldest.and_then(|(number, done)| sends.position(number, done));
+        sends.stream.free(&mut shared.staging, kept.unwrap_or(sends.stream.end()));
+    }
+
+    /// Gives up what was gathered, because others need the room: it is gathered anew when it is sent.
+    #[cold]
+    pub(crate) fn give_up_sends(&mut self, shared: &mut Shared) {
+        let (head, done) = self.oldest_gathered(shared).unwrap_or((self.sq.head(), 0));
+        if let Some(staged) = &mut self.staged {
+            staged.sends.restart(&mut shared.staging, head, done);
         }
     }
 }

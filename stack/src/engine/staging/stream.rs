@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 
-use arrayvec::ArrayVec;
 use ferroce_driver::gpu::GpuError;
 use ferroce_driver::{Nanos, Piece, Span};
 
@@ -92,6 +91,16 @@ impl Stream {
         Some(Room { chunk: self.chunks[index], at, len: chunk_bytes - at })
     }
 
+    /// What comes next has so many bytes: if they end behind the chunk at the end, they begin with another one, so that no packet
+    /// of theirs lies in two.
+    pub(crate) fn begin(&mut self, pool: &StagingPool, bytes: u32) {
+        let (_, at) = self.place(pool, self.end);
+        let room = pool.chunk_bytes() - at;
+        if at > 0 && bytes as usize > room {
+            self.push(room, None);
+        }
+    }
+
     /// Starts a copy of these bytes to the room, or copies them if they are memory of the host.
     pub(crate) fn take(
         &mut self,
@@ -153,17 +162,10 @@ impl Stream {
         true
     }
 
-    /// The `len` bytes from `position` on, which are there, chunk by chunk.
-    pub(crate) fn spans<'a>(&self, pool: &'a StagingPool, position: u64, len: usize) -> ArrayVec<Span<'a>, 2> {
+    /// The `len` bytes of a packet from `position` on, which are there.
+    pub(crate) fn span<'a>(&self, pool: &'a StagingPool, position: u64, len: usize) -> Option<Span<'a>> {
         let (index, at) = self.place(pool, position);
-        let first = len.min(pool.chunk_bytes() - at);
-        let mut spans = ArrayVec::new();
-        for (chunk, at, len) in [(index, at, first), (index + 1, 0, len - first)] {
-            if len > 0 && let Some(chunk) = self.chunks.get(chunk) {
-                spans.push(pool.span(*chunk, at, len));
-            }
-        }
-        spans
+        Some(pool.span(*self.chunks.get(index)?, at, len))
     }
 
     /// Nothing before `position` is needed any more. Returns whether a chunk was given back.
