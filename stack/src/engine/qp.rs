@@ -364,7 +364,7 @@ impl QueuePair {
         self.forget_in_flight(shared);
         self.release_held(shared);
         if self.staged.is_some() {
-            self.give_up_staged(shared);
+            self.finish_staged(shared);
         }
         self.flush(shared);
         if self.srq.is_some() && !failed_before {

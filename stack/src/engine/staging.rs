@@ -218,8 +218,13 @@ impl StagingPool {
 
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
+        self.stop_waiting(qp);
+        self.close(qp);
+    }
+
+    /// A queue pair waits for no chunk any more.
+    pub(crate) fn stop_waiting(&mut self, qp: Qp) {
         self.waiting.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
-        self.open.retain(|open| *open != qp);
     }
 
     /// The queue pair whose sends have held their chunks longest without a copy, if others wait for one in vain.

@@ -223,7 +223,7 @@ impl World {
         let gids = [0, 1].map(|e: usize| ends[e].context.port().gids[0].gid);
         for e in [0, 1] {
             let (address, peer) = (AddressVector::new(gids[1 - e], 0), halves[1 - e].qpn);
-            for transition in life.transitions(plan.service, e, address, peer) {
+            for transition in life.transitions(plan, e, address, peer) {
                 ends[e].context.modify_qp(halves[e].qp, transition)?;
             }
         }
@@ -418,7 +418,7 @@ impl Life {
     /// From RESET to RTS.
     fn transitions(
         &self,
-        service: Service,
+        plan: &Plan,
         end: usize,
         address: AddressVector,
         peer: Qpn,
@@ -426,7 +426,9 @@ impl Life {
         let (path_mtu, sq_psn, rq_psn) =
             (self.path_mtu(), Psn::new(self.psn[end]), Psn::new(self.psn[1 - end]));
         let init = Transition::Init { access: access() };
-        match service {
+        // Copies of a GPU may be late by twice what 10 says.
+        let timeout = if plan.has_device() { 14 } else { 10 };
+        match plan.service {
             Service::Rc => {
                 let receive = ReadyToReceive::new(address, peer, rq_psn)
                     .path_mtu(path_mtu)
@@ -434,7 +436,7 @@ impl Life {
                     .selective_repeat(self.selective_repeat)
                     .min_rnr_timer(RnrTimer::new(self.rnr_timer).unwrap_or(RnrTimer::DEFAULT));
                 let send = ReadyToSend::new(sq_psn)
-                    .timeout(10)
+                    .timeout(timeout)
                     .rnr_retry(self.rnr_retry)
                     .max_rd_atomic(self.rd_atomic);
                 [init, Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]

@@ -251,14 +251,18 @@ impl QueuePair {
         self.complete_landed(shared);
     }
 
-    /// The queue pair has failed: what is not being copied yet never will be.
+    /// The queue pair has failed. What was executed is copied all the same, for a NAK says that it was; what is flushed is told
+    /// behind that.
     #[cold]
-    pub(crate) fn give_up_staged(&mut self, shared: &mut Shared) {
+    pub(crate) fn finish_staged(&mut self, shared: &mut Shared) {
+        let owes = self.may_owe_response();
         let Some(staged) = &mut self.staged else { return };
-        staged.requests.give_up(&mut shared.staging, WcStatus::WrFlushErr);
-        staged.responses.give_up(&mut shared.staging, WcStatus::WrFlushErr);
-        staged.answers.give_up(&mut shared.staging);
-        shared.staging.forget(self.handle);
+        staged.requests.want();
+        staged.responses.want();
+        if !owes {
+            staged.answers.give_up(&mut shared.staging);
+        }
+        shared.staging.stop_waiting(self.handle);
     }
 
     /// What was posted is flushed.
