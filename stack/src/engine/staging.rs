@@ -248,6 +248,11 @@ impl StagingPool {
         chained.map(|waiting| waiting.qp).nth(place)
     }
 
+    /// Whether `qp` waits for a chunk to send from.
+    pub(crate) fn waits_to_send(&self, qp: Qp) -> bool {
+        self.waiting[1].iter().any(|waiting| waiting.qp == qp)
+    }
+
     /// Notes that `qp` has bytes that are to be copied.
     pub(crate) fn note_open(&mut self, qp: Qp) {
         if !self.open.contains(&qp) {

@@ -82,7 +82,9 @@ impl QueuePair {
         let Some(path_mtu) = self.path_mtu().filter(|_| is_next) else { return false };
         let offset = self.requester.cursor_packet() << path_mtu.shift();
         let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
-        !staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end))
+        let is_there = staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end));
+        // A stream that is full waits for an answer as others do.
+        !is_there && (staged.sends.stream.is_copying() || shared.staging.waits_to_send(self.handle))
     }
 
     /// Starts copies for what is sent next, as far as there is room.

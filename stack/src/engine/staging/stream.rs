@@ -68,6 +68,11 @@ impl Stream {
         self.end
     }
 
+    /// Whether a copy is under way.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.copies.is_empty()
+    }
+
     /// Whether the bytes before `end` are there.
     pub(crate) fn has(&self, end: u64) -> bool {
         end <= self.ready
