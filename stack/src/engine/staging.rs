@@ -79,6 +79,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long bytes that were gathered are kept while others wait for the room.
 const IDLE: Duration = Duration::from_micros(200);
 
+/// When it is looked again whether bytes that were received are to be copied, if nothing else happens.
+const SOON: Duration = Duration::from_micros(1);
+
 /// The queues of one device: gathers don't wait for scatters.
 struct Copier {
     device: Arc<dyn Device>,
@@ -352,7 +355,8 @@ impl StagingPool {
         let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
         let copies = lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
         let waits = self.waiting.iter().any(|line| !line.is_empty());
-        copies.chain((!self.open.is_empty()).then_some(now)).chain(waits.then_some(now + IDLE)).min()
+        let open = (!self.open.is_empty()).then_some(now + SOON);
+        copies.chain(open).chain(waits.then_some(now + IDLE)).min()
     }
 
     /// Whoever comes no more lets go of its place.
