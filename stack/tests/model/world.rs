@@ -580,8 +580,8 @@ impl End {
             let mut places = memory(SHARED as usize * SHARED_SIZE.receive() as usize)?;
             places.bytes_mut()?.fill(POISON);
             let memory = context.register(pd, places, access())?;
-            // Completions of several CQs come in no order.
-            let ordered = users.iter().all(|plan| plan.own_cq.is_none());
+            // Completions of several CQs come in no order, nor those that wait for copies of a GPU.
+            let ordered = users.iter().all(|plan| plan.own_cq.is_none() && !plan.has_device());
             let overtaking = if ordered { users.len() } else { SHARED as usize };
             shared = Some(SharedQueue { srq, memory, model: SharedReceives::new(overtaking) });
         }
