@@ -355,7 +355,7 @@ impl Engine {
         let mut place = 0;
         while let Some(handle) = shared.staging.waiting_at(place) {
             if let Some(qp) = qps.get_mut(handle.0) {
-                qp.schedule(shared);
+                qp.take_room(shared);
             }
             place += 1;
         }

@@ -111,17 +111,31 @@ impl QueuePair {
         self.schedule(shared);
     }
 
-    /// A response found no room on its way to memory of a device: asks for it again a while later, as if the peer had
+    /// A response found no room on its way to memory of a device: asks for it again when there is room, as if the peer had
     /// said that it was not ready.
     #[cold]
     pub(crate) fn await_room(&mut self, shared: &mut Shared) {
-        /// Several copies of a chunk take as long.
-        const PAUSE: Duration = Duration::from_micros(100);
+        /// It asks even so, after as long as copies don't take.
+        const AT_LAST: Duration = Duration::from_millis(100);
         shared.count(Counter::RxStagingFull);
-        self.requester.rnr_deadline = shared.now + PAUSE;
+        self.requester.rnr_deadline = shared.now + AT_LAST;
         self.requester.rnr_began = shared.now;
         self.requester.ack_deadline = Nanos::NEVER;
+        if let Some(staged) = &mut self.staged {
+            staged.awaits_room = true;
+            // What has come is to make room.
+            staged.responses.want();
+        }
         self.go_back(shared);
+        self.schedule(shared);
+    }
+
+    /// There is room for what it waits for.
+    #[cold]
+    pub(crate) fn take_room(&mut self, shared: &mut Shared) {
+        if self.staged.as_mut().is_some_and(|staged| std::mem::take(&mut staged.awaits_room)) {
+            self.requester.rnr_deadline = Nanos::NEVER;
+        }
         self.schedule(shared);
     }
 

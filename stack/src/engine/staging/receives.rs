@@ -20,6 +20,8 @@ pub(crate) struct Staged {
     pub(crate) requests: Landing,
     /// Of the responses to its READs.
     pub(crate) responses: Landing,
+    /// A response found no room, and is asked for again when there is.
+    pub(crate) awaits_room: bool,
 }
 
 impl QueuePair {
@@ -32,6 +34,7 @@ impl QueuePair {
                 answers: Answers::new(pool),
                 requests: Landing::new(Purpose::Requests),
                 responses: Landing::new(Purpose::Responses),
+                awaits_room: false,
             }));
         }
     }
