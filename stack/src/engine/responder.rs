@@ -479,7 +479,12 @@ impl QueuePair {
                 if self.responder.successor == Successor::NewMessage {
                     self.responder.message = InboundMessage::None;
                 }
-                self.refuse_for_now(shared);
+                // Asked for again when there is room. A peer whose timer runs out before is told to wait.
+                if self.starve() {
+                    self.responder.nak_sent = true;
+                } else {
+                    self.refuse_for_now(shared);
+                }
             }
             RequestRefusal::Invalid => {
                 shared.count(Counter::RespInvalidRequest);
@@ -510,6 +515,14 @@ impl QueuePair {
                 self.owe_nak(shared, Syndrome::Nak(nak));
                 self.fail_receive(shared, status, Event::QpReqErr(self.handle));
             }
+        }
+    }
+
+    /// There is room for the request that was dropped for want of it.
+    #[cold]
+    pub(crate) fn ask_again(&mut self, shared: &mut Shared) {
+        if self.service == Service::Rc && self.state != QpState::Error {
+            self.owe_nak(shared, Syndrome::Nak(Nak::PsnSequenceError));
         }
     }
 

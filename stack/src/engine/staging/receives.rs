@@ -22,6 +22,8 @@ pub(crate) struct Staged {
     pub(crate) responses: Landing,
     /// A response found no room, and is asked for again when there is.
     pub(crate) awaits_room: bool,
+    /// A request found no room, and is asked for again when there is.
+    pub(crate) is_starved: bool,
 }
 
 impl QueuePair {
@@ -35,6 +37,7 @@ impl QueuePair {
                 requests: Landing::new(Purpose::Requests),
                 responses: Landing::new(Purpose::Responses),
                 awaits_room: false,
+                is_starved: false,
             }));
         }
     }
@@ -133,6 +136,14 @@ impl QueuePair {
         }
         requests.acknowledged = visible.0;
         Some(visible)
+    }
+
+    /// A request found no room. Returns whether it is the first time since there was some.
+    #[cold]
+    pub(crate) fn starve(&mut self) -> bool {
+        let Some(staged) = &mut self.staged else { return false };
+        staged.requests.want();
+        !std::mem::replace(&mut staged.is_starved, true)
     }
 
     /// A NAK waits for what was executed.
