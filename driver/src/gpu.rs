@@ -32,8 +32,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::memory::{Held, Memory, Piece};
 use crate::Nanos;
+use crate::memory::{Held, Memory, Piece};
 
 pub use error::GpuError;
 pub use staging::Staging;
@@ -94,13 +94,8 @@ pub trait Queue: Send {
     ///
     /// # Panics
     /// If the staging is too short, there are more than [`MAX_PIECES`], or a piece is another device's.
-    fn gather(
-        &mut self,
-        now: Nanos,
-        from: &[Piece<'_>],
-        to: &Staging,
-        at: usize,
-    ) -> Result<Ticket, GpuError>;
+    fn gather(&mut self, now: Nanos, from: &[Piece<'_>], to: &Staging, at: usize)
+    -> Result<Ticket, GpuError>;
 
     /// Copies the staging from byte `at` on to pieces of the device's memory, one after the other, but not before all copies up
     /// to `after` have ended.

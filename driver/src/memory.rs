@@ -120,7 +120,7 @@ pub enum MemoryError {
     },
     /// The device could not copy.
     #[error(transparent)]
-    Gpu(GpuError),
+    Gpu(Box<GpuError>),
     /// A word of a device's memory that is to be changed at once.
     #[error("memory of a device has no atomics: load and store its words")]
     NoAtomics,

@@ -5,7 +5,9 @@ use std::fmt;
 #[non_exhaustive]
 pub enum GpuError {
     /// The queue of copies has no room now.
-    #[error("{device}: {copies} copies are under way, which is all that its queue holds: try again when some have ended")]
+    #[error(
+        "{device}: {copies} copies are under way, which is all that its queue holds: try again when some have ended"
+    )]
     Full {
         /// The device.
         device: String,

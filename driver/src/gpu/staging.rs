@@ -17,7 +17,9 @@ impl Staging {
     /// [`GpuError::Staging`].
     pub fn new(len: usize) -> Result<Staging, GpuError> {
         let mapping = AnonymousMapping::zeroed(len);
-        Ok(Staging(Arc::new(mapping.map_err(|error| GpuError::Staging { bytes: len, reason: error.to_string() })?)))
+        Ok(Staging(Arc::new(
+            mapping.map_err(|error| GpuError::Staging { bytes: len, reason: error.to_string() })?,
+        )))
     }
 
     /// How many bytes.

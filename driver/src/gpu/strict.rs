@@ -19,8 +19,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{Block, CopyFailed, Device, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket};
-use crate::memory::{Memory, Piece};
 use crate::Nanos;
+use crate::memory::{Memory, Piece};
 
 /// How a strict device behaves. By default it copies right away and never fails.
 #[derive(Clone, Debug)]
@@ -95,7 +95,11 @@ impl StrictDevice {
     }
 
     fn check_lost(&self, call: &'static str) -> Result<(), GpuError> {
-        if self.is_lost.load(Ordering::Relaxed) { Err(self.refused(call, "the device is lost")) } else { Ok(()) }
+        if self.is_lost.load(Ordering::Relaxed) {
+            Err(self.refused(call, "the device is lost"))
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -175,7 +179,14 @@ impl Drop for TwoMappings {
 fn map(file: &File, len: usize, protection: i32, flags: i32) -> io::Result<NonNull<u8>> {
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
     let base = unsafe {
-        libc::mmap(std::ptr::null_mut(), len.max(1), protection, libc::MAP_SHARED | flags, file.as_raw_fd(), 0)
+        libc::mmap(
+            std::ptr::null_mut(),
+            len.max(1),
+            protection,
+            libc::MAP_SHARED | flags,
+            file.as_raw_fd(),
+            0,
+        )
     };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -203,14 +214,22 @@ impl Block for StrictBlock {
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError> {
         self.strict.check_lost("read")?;
         // SAFETY: so many initialised bytes, and a unique borrow that overlaps nothing that anybody writes.
-        unsafe { self.mapped.place(offset, to.len()).copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
+        unsafe {
+            self.mapped
+                .place(offset, to.len())
+                .copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len())
+        };
         Ok(())
     }
 
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError> {
         self.strict.check_lost("write")?;
         // SAFETY: so many bytes of a mapping of which nobody has a reference.
-        unsafe { self.mapped.place(offset, from.len()).copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
+        unsafe {
+            self.mapped
+                .place(offset, from.len())
+                .copy_from_nonoverlapping(NonNull::from(from).cast(), from.len())
+        };
         Ok(())
     }
 
@@ -288,15 +307,16 @@ impl StrictQueue {
             let is_own = block.is_some_and(|block| Arc::ptr_eq(&block.strict, &self.device));
             assert!(is_own, "a piece of another device's memory, in a queue of {}", self.device.name);
         }
-        let late = u128::from(self.chance.next_u64()) * latest.as_nanos() >> 64;
+        let late = (u128::from(self.chance.next_u64()) * latest.as_nanos()) >> 64;
         let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
         let due = Nanos(now.0 + late as u64).max(before.unwrap_or(Nanos::ZERO));
-        let fails = fails_one_in > 0 && self.chance.next_u32() % fails_one_in == 0;
+        let fails = fails_one_in > 0 && self.chance.next_u32().is_multiple_of(fails_one_in);
         self.last = self.last.next();
         self.device.copies.fetch_add(1, Ordering::Relaxed);
         self.device.copied.fetch_add(bytes as u64, Ordering::Relaxed);
         let staging = staging.clone();
-        let copy = Submitted { ticket: self.last, due, has_landed: false, fails, direction, staging, at, spans };
+        let copy =
+            Submitted { ticket: self.last, due, has_landed: false, fails, direction, staging, at, spans };
         self.copies.push_back(copy);
         Ok(self.last)
     }
@@ -304,7 +324,9 @@ impl StrictQueue {
     /// Lands what is due by `now`, in the order of the times.
     fn land(&mut self, now: Nanos) {
         let is_next = |copy: &&mut Submitted| !copy.has_landed && copy.due <= now;
-        while let Some(copy) = self.copies.iter_mut().filter(is_next).min_by_key(|copy| (copy.due, copy.ticket)) {
+        while let Some(copy) =
+            self.copies.iter_mut().filter(is_next).min_by_key(|copy| (copy.due, copy.ticket))
+        {
             copy.fails |= self.device.is_lost.load(Ordering::Relaxed);
             copy.land();
         }

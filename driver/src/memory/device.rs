@@ -31,7 +31,11 @@ impl Memory {
     /// Bytes of a GPU's memory, for a copy of its. `None` outside the block, and for memory of the host.
     pub fn piece(&self, offset: u64, len: usize) -> Option<Piece<'_>> {
         let end = offset.checked_add(len as u64)?;
-        (self.kind() == MemoryKind::Device && end <= self.len as u64).then_some(Piece { memory: self, offset, len })
+        (self.kind() == MemoryKind::Device && end <= self.len as u64).then_some(Piece {
+            memory: self,
+            offset,
+            len,
+        })
     }
 
     /// Reads what the CPU does not reach, by the device.
@@ -58,7 +62,7 @@ impl Memory {
         if len == 0 {
             return Ok(());
         }
-        copy(&**block).map_err(MemoryError::Gpu)
+        copy(&**block).map_err(|error| MemoryError::Gpu(Box::new(error)))
     }
 }
 

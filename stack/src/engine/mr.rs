@@ -29,6 +29,7 @@ pub(crate) struct MemoryRegion {
 }
 
 /// The next bytes of a list of pieces: in memory of the host, or of one device.
+#[expect(clippy::large_enum_variant, reason = "it is looked at where it is made, and kept nowhere")]
 pub(crate) enum Source<'a> {
     Host(Span<'a>),
     /// With what copies for it.

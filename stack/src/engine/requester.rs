@@ -239,7 +239,13 @@ impl QueuePair {
     /// This packet was not written. If that is because its bytes are in memory of a device, they are gathered. Returns whether
     /// they are there now.
     #[cold]
-    pub(crate) fn await_bytes(&mut self, shared: &mut Shared, number: u32, packet: u32, path_mtu: PathMtu) -> bool {
+    pub(crate) fn await_bytes(
+        &mut self,
+        shared: &mut Shared,
+        number: u32,
+        packet: u32,
+        path_mtu: PathMtu,
+    ) -> bool {
         let offset = packet << path_mtu.shift();
         let len = (self.sq.wqe(number).length - offset).min(path_mtu.bytes());
         self.is_gathered(shared, number) && self.await_gather(shared, number, offset, len)

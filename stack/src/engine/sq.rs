@@ -4,7 +4,9 @@ use ferroce_wire::Psn;
 use crate::engine::kind::Kind;
 use crate::engine::mr::{Granted, MemoryRegions};
 use crate::engine::rq::total_length;
-use crate::verbs::{Data, Error, Feature, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode};
+use crate::verbs::{
+    Data, Error, Feature, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode,
+};
 
 /// A send work request in the queue. Nothing of its payload is kept: a resend reads memory again.
 #[derive(Clone, Copy)]
@@ -129,7 +131,13 @@ impl SendQueue {
     /// The `len` bytes of the message `number` from byte `skip` on, if they lie in one piece of memory of the host, as most
     /// do.
     #[inline(always)]
-    pub(crate) fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<Span<'a>> {
+    pub(crate) fn piece<'a>(
+        &'a self,
+        number: u32,
+        skip: u32,
+        len: u32,
+        mrs: &'a MemoryRegions,
+    ) -> Option<Span<'a>> {
         let wqe = self.wqe(number);
         if wqe.inline {
             let start = self.index(number) * self.max_inline as usize + skip as usize;

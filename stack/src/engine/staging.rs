@@ -142,7 +142,8 @@ impl StagingPool {
     }
 
     fn open_copier(&mut self, device: &Arc<dyn Device>, max_qps: usize) -> Result<usize, GpuError> {
-        let refused = |reason: String| GpuError::Call { device: device.name().to_owned(), call: "register", reason };
+        let refused =
+            |reason: String| GpuError::Call { device: device.name().to_owned(), call: "register", reason };
         if self.copiers.len() == COPIERS_MAX {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
@@ -241,7 +242,10 @@ impl StagingPool {
         let busy = |qp: Qp| self.chunks.iter().any(|c| c.held == Some((qp, Purpose::Sends)) && c.copies > 0);
         let chunks = self.chunks.iter().filter(sends).filter(|chunk| now.since(chunk.since) >= IDLE);
         let owners = chunks.filter_map(|chunk| Some((chunk.since, chunk.held?.0)));
-        owners.filter(|(_, qp)| *qp != first.qp && !busy(*qp)).min_by_key(|(since, _)| *since).map(|(_, qp)| qp)
+        owners
+            .filter(|(_, qp)| *qp != first.qp && !busy(*qp))
+            .min_by_key(|(since, _)| *since)
+            .map(|(_, qp)| qp)
     }
 
     /// One of the queue pairs that wait to send, if there are chunks for so many.
@@ -339,7 +343,8 @@ impl StagingPool {
     pub(crate) fn next_ended(&mut self, now: Nanos) -> Option<EndedCopy> {
         let StagingPool { copiers, chunks, free, .. } = self;
         let lanes = copiers.iter_mut().flat_map(|copier| [&mut copier.gathers, &mut copier.scatters]);
-        let (flight, succeeded) = lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
+        let (flight, succeeded) =
+            lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
         let chunk = &mut chunks[usize::from(flight.chunk)];
         chunk.copies -= 1;
         chunk.since = now;
@@ -353,7 +358,8 @@ impl StagingPool {
     /// When a copy may end.
     pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
-        let copies = lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
+        let copies =
+            lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (!self.open.is_empty()).then_some(now + SOON);
         copies.chain(open).chain(waits.then_some(now + IDLE)).min()

@@ -74,7 +74,9 @@ impl WcStatus {
             (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
             (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
             (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
-            (WcStatus::FatalErr, _) => "failed here: a device, such as the GPU whose memory it names, has failed",
+            (WcStatus::FatalErr, _) => {
+                "failed here: a device, such as the GPU whose memory it names, has failed"
+            }
             (WcStatus::MwBindErr, _) => "refused here: the memory window can't be bound so",
             _ => "see the verbs' ibv_poll_cq for this status",
         }

@@ -71,7 +71,11 @@ fn messages_are_there_when_they_complete() {
             world.post(0, wr_id, op, &[sge(world.device[0], wr_id, len)]);
             let completion = world.success(1, wr_id);
             assert_eq!(completion.byte_len as usize, grh + len);
-            assert_eq!(world.read(1, world.device[1], 7 + grh as u64, len), source[n..n + len], "{qp_type:?}, {len} bytes");
+            assert_eq!(
+                world.read(1, world.device[1], 7 + grh as u64, len),
+                source[n..n + len],
+                "{qp_type:?}, {len} bytes"
+            );
             world.success(0, wr_id);
         }
         world.end();
@@ -84,9 +88,10 @@ fn pieces_of_hosts_and_devices_are_one_message() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 16);
     let config = QpConfig::rc(world.pair.ends[0].pd, world.pair.ends[0].cq);
     assert!(config.max_send_sge >= 4);
-    let (device, host) = (world.fill(0, world.device[0], &mut random), world.fill(0, world.host[0], &mut random));
+    let (device, host) =
+        (world.fill(0, world.device[0], &mut random), world.fill(0, world.host[0], &mut random));
     let (d, h) = (world.device, world.host);
-    world.post_recv(1, 1, &[sge(h[1], 0, 1000), ]);
+    world.post_recv(1, 1, &[sge(h[1], 0, 1000)]);
     world.post(0, 1, SendOp::Send, &[sge(d[0], 10, 300), sge(h[0], 20, 500), sge(d[0], 1000, 200)]);
     world.success(1, 1);
     let expected = [&device[10..310], &host[20..520], &device[1000..1200]].concat();
@@ -119,6 +124,7 @@ fn atomics_are_refused_where_they_are_asked_for() {
     let refused = end.context.post_send(end.qp, &wr).unwrap_err();
     assert!(matches!(refused, Error::Unsupported(Feature::AtomicsOfDevice)), "{refused}");
     let memory = end.context.deregister(world.device[0]).unwrap();
-    let refused = end.context.register(end.pd, memory, Access::REMOTE_ATOMIC | Access::LOCAL_WRITE).unwrap_err();
+    let refused =
+        end.context.register(end.pd, memory, Access::REMOTE_ATOMIC | Access::LOCAL_WRITE).unwrap_err();
     assert!(matches!(refused.source, Error::Unsupported(Feature::AtomicsOfDevice)), "{refused}");
 }

@@ -91,7 +91,11 @@ impl World {
             if let Some(completion) = self.completions[end].pop_front() {
                 return completion;
             }
-            assert!(self.step() && self.pair.now < limit, "no completion at end {end}, at {:?}", self.pair.now);
+            assert!(
+                self.step() && self.pair.now < limit,
+                "no completion at end {end}, at {:?}",
+                self.pair.now
+            );
         }
     }
 
@@ -115,8 +119,13 @@ impl World {
         }
     }
 
-    /// Nothing is left behind: regions can be deregistered.
+    /// Nothing is left behind: without queue pairs, and once copies have ended, regions can be deregistered.
     pub(crate) fn end(mut self) {
+        self.settle();
+        for end in &mut self.pair.ends {
+            // A test may have done so.
+            let _ = end.context.destroy_qp(end.qp);
+        }
         self.settle();
         for end in [0, 1] {
             for mr in [self.device[end], self.host[end]] {

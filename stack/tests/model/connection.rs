@@ -131,7 +131,13 @@ pub(crate) fn access() -> Access {
 
 /// The rights of memory that may be a GPU's, of which there are no atomics.
 pub(crate) fn access_to(on_device: bool) -> Access {
-    let all = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::FLUSH_GLOBAL, Access::MW_BIND];
+    let all = [
+        Access::LOCAL_WRITE,
+        Access::REMOTE_WRITE,
+        Access::REMOTE_READ,
+        Access::FLUSH_GLOBAL,
+        Access::MW_BIND,
+    ];
     if on_device { all.into_iter().fold(Access::NONE, |a, b| a | b) } else { access() }
 }
 
@@ -320,9 +326,8 @@ impl Half {
         let landing = end.register(slots * size.longest() as usize, on_device)?;
         let target = end.register(size.target(), on_device)?;
         let mut key = || end.register(8, false);
-        let mut keys = || -> Verdict<[(Mr, bool); KEYS]> {
-            Ok([key()?, key()?, key()?, key()?].map(|mr| (mr, false)))
-        };
+        let mut keys =
+            || -> Verdict<[(Mr, bool); KEYS]> { Ok([key()?, key()?, key()?, key()?].map(|mr| (mr, false))) };
         let (keys, own_keys) = (keys()?, keys()?);
         let own_cq = plan.own_cq.map(|capacity| end.context.create_cq(capacity)).transpose()?;
         let qp = end.create_qp(own_cq, plan)?;
@@ -416,13 +421,7 @@ impl Life {
     }
 
     /// From RESET to RTS.
-    fn transitions(
-        &self,
-        plan: &Plan,
-        end: usize,
-        address: AddressVector,
-        peer: Qpn,
-    ) -> [Transition; 3] {
+    fn transitions(&self, plan: &Plan, end: usize, address: AddressVector, peer: Qpn) -> [Transition; 3] {
         let (path_mtu, sq_psn, rq_psn) =
             (self.path_mtu(), Psn::new(self.psn[end]), Psn::new(self.psn[1 - end]));
         let init = Transition::Init { access: access() };

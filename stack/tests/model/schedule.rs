@@ -232,18 +232,11 @@ fn setup() -> impl Strategy<Value = Setup> {
     let reorder = || select(vec![1024u16, 40, 3, 0]);
     let connections = vec(plan(), 1..=5);
     let sizes = ([window(), window()], [reorder(), reorder()]);
-    let device = (select(vec![0u64, 20, 200, 10_000]), select(vec![(1 << 16, 128), (1 << 17, 8), (1 << 16, 4)]));
+    let device =
+        (select(vec![0u64, 20, 200, 10_000]), select(vec![(1 << 16, 128), (1 << 17, 8), (1 << 16, 4)]));
     (seed, any::<bool>(), link(), frames, sizes, device, connections).prop_map(
-        |(seed, ipv6, link, frames, (windows, reorder_packets), (copies_late_us, staging), connections)| Setup {
-            seed,
-            ipv6,
-            link,
-            frames,
-            windows,
-            reorder_packets,
-            copies_late_us,
-            staging,
-            connections,
+        |(seed, ipv6, link, frames, (windows, reorder_packets), (copies_late_us, staging), connections)| {
+            Setup { seed, ipv6, link, frames, windows, reorder_packets, copies_late_us, staging, connections }
         },
     )
 }

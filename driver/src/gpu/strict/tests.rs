@@ -27,7 +27,10 @@ fn the_cpu_gets_nothing_but_copies() {
     memory.store_u64(5, u64::from_ne_bytes(*b"ABCDEFGH")).unwrap();
     assert_eq!(bytes_of(&memory), b"01234ABCDEFGHdef");
     for error in [memory.fetch_add(0, 1), memory.compare_swap(3, 0, 1)] {
-        assert_eq!(error.unwrap_err().to_string(), "memory of a device has no atomics: load and store its words");
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "memory of a device has no atomics: load and store its words"
+        );
     }
     let outside = memory.read(10, &mut [0; 7]).unwrap_err();
     assert_eq!(outside.to_string(), "7 bytes from offset 10 on, of memory of 16 bytes");

@@ -75,7 +75,9 @@ impl QueuePair {
         slot: &mut FrameSlot<'_>,
     ) -> Option<usize> {
         match self.take_owed_nak() {
-            Some((psn, syndrome)) => self.write_acknowledge(shared, slot, (psn, self.responder.msn), syndrome),
+            Some((psn, syndrome)) => {
+                self.write_acknowledge(shared, slot, (psn, self.responder.msn), syndrome)
+            }
             None => self.transmit_acknowledge(shared, slot, false),
         }
     }

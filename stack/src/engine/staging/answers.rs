@@ -163,19 +163,24 @@ impl QueuePair {
         (opcode, bytes): (Opcode, u32),
     ) -> FromDevice {
         self.stage(shared);
-        let (Some(connection), Some(staged)) = (&self.connection, &mut self.staged) else { return FromDevice::Nothing };
+        let (Some(connection), Some(staged)) = (&self.connection, &mut self.staged) else {
+            return FromDevice::Nothing;
+        };
         let outcomes = &mut self.responder.outcomes;
         let Some(outcome) = outcomes.next_owed().copied() else { return FromDevice::Nothing };
         let invisible = staged.requests.invisible().map(|(psn, _)| psn);
         let answers = &mut staged.answers;
         let (owner, behind) = ((self.handle, self.pd), Behind { outcomes, invisible });
-        let position = match answers.look_for(shared, owner, (&outcome, &behind), (connection.path_mtu, bytes)) {
-            State::There(position) => position,
-            State::Coming => return FromDevice::Nothing,
-            State::Failed => return FromDevice::Failed,
-        };
+        let position =
+            match answers.look_for(shared, owner, (&outcome, &behind), (connection.path_mtu, bytes)) {
+                State::There(position) => position,
+                State::Coming => return FromDevice::Nothing,
+                State::Failed => return FromDevice::Failed,
+            };
         let bth = Bth::new(opcode, connection.dest_qpn, outcome.next_psn()).in_partition(self.pkey);
-        let Some(mut frame) = slot.start(&connection.header, bth, bytes as usize) else { return FromDevice::Nothing };
+        let Some(mut frame) = slot.start(&connection.header, bth, bytes as usize) else {
+            return FromDevice::Nothing;
+        };
         if opcode.has(Extension::Aeth) {
             frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
         }

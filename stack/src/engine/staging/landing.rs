@@ -84,7 +84,13 @@ pub(crate) struct Place {
 
 impl Landing {
     pub(crate) fn new(purpose: Purpose) -> Landing {
-        Landing { purpose, batches: VecDeque::with_capacity(4), completions: VecDeque::with_capacity(16), asked: false, acknowledged: Psn::default() }
+        Landing {
+            purpose,
+            batches: VecDeque::with_capacity(4),
+            completions: VecDeque::with_capacity(16),
+            asked: false,
+            acknowledged: Psn::default(),
+        }
     }
 
     /// Whether everything that has come is there.
@@ -177,11 +183,20 @@ impl Landing {
                 State::Open | State::Closed => {}
                 _ => continue,
             }
-            let after = self.batches.range(..index).filter(|earlier| earlier.overlaps(batch)).filter_map(Batch::ticket).max();
-            let pieces: ArrayVec<Piece<'_>, MAX_PIECES> =
-                batch.pieces.iter().filter_map(|target| mrs.device_piece(target.region, target.offset, target.len)).collect();
+            let after = self
+                .batches
+                .range(..index)
+                .filter(|earlier| earlier.overlaps(batch))
+                .filter_map(Batch::ticket)
+                .max();
+            let pieces: ArrayVec<Piece<'_>, MAX_PIECES> = batch
+                .pieces
+                .iter()
+                .filter_map(|target| mrs.device_piece(target.region, target.offset, target.len))
+                .collect();
             let (place, owner) = ((batch.chunk, batch.number), (qp, self.purpose));
-            let copy = staging.scatter(*now, (batch.copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
+            let copy =
+                staging.scatter(*now, (batch.copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
             let batch = &mut self.batches[index];
             match copy {
                 Ok(ticket) => batch.state = State::Copying(ticket),
@@ -204,9 +219,9 @@ impl Landing {
 
     /// Takes out the oldest batch that is there. `None` if there is none.
     pub(crate) fn pop_ended(&mut self, pool: &mut StagingPool) -> Option<()> {
-        let batch = self.batches.pop_front_if(|batch| batch.state == State::Ended)?;
+        let batch = self.batches.front().filter(|batch| batch.state == State::Ended)?;
         pool.release(batch.chunk);
-        Some(())
+        self.batches.pop_front().map(drop)
     }
 
     /// Whether the oldest batch can't be copied.
@@ -217,7 +232,8 @@ impl Landing {
     /// Takes out the next completion that waits for nothing any more.
     pub(crate) fn pop_completion(&mut self) -> Option<(Cq, WorkCompletion, bool)> {
         let oldest = self.batches.front().map_or(u64::MAX, |batch| batch.number);
-        let Behind { cq, completion, solicited, .. } = self.completions.pop_front_if(|behind| behind.number < oldest)?;
+        self.completions.front().filter(|behind| behind.number < oldest)?;
+        let Behind { cq, completion, solicited, .. } = self.completions.pop_front()?;
         Some((cq, completion, solicited))
     }
 
@@ -225,7 +241,9 @@ impl Landing {
     /// `status`, the others flushed. Returns whether there was one.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool, status: WcStatus) -> bool {
         let is_lost = |batch: &Batch| matches!(batch.state, State::Open | State::Closed | State::Failed);
-        let Some(first) = self.batches.iter().find(|batch| is_lost(batch)).map(|batch| batch.number) else { return false };
+        let Some(first) = self.batches.iter().find(|batch| is_lost(batch)).map(|batch| batch.number) else {
+            return false;
+        };
         let mut status = Some(status);
         for behind in self.completions.iter_mut().filter(|behind| behind.number >= first) {
             if behind.completion.status == WcStatus::Success {
@@ -252,7 +270,8 @@ impl Landing {
 
 impl Batch {
     fn has_room(&self, place: &Place, len: usize, chunk_bytes: usize) -> bool {
-        let is_next = |last: &Target| last.region == place.region && last.offset + last.len as u64 == place.offset;
+        let is_next =
+            |last: &Target| last.region == place.region && last.offset + last.len as u64 == place.offset;
         let has_place = !self.pieces.is_full() || self.pieces.last().is_some_and(is_next);
         self.state == State::Open
             && self.copier == place.copier

@@ -69,7 +69,9 @@ impl QueuePair {
     ) -> Result<(), NoRoom> {
         self.stage(shared);
         let (handle, first) = (self.handle, self.this_request());
-        let (Some(staged), Some(place)) = (&mut self.staged, shared.mrs.place_of(grant)) else { return Ok(()) };
+        let (Some(staged), Some(place)) = (&mut self.staged, shared.mrs.place_of(grant)) else {
+            return Ok(());
+        };
         staged.requests.take(shared, handle, place, data, first)?;
         if is_last {
             staged.requests.want();
@@ -168,7 +170,8 @@ impl QueuePair {
     pub(crate) fn start_copies(&mut self, shared: &mut Shared) -> bool {
         let handle = self.handle;
         let Some(staged) = &mut self.staged else { return false };
-        let left = staged.requests.start_copies(shared, handle) | staged.responses.start_copies(shared, handle);
+        let left =
+            staged.requests.start_copies(shared, handle) | staged.responses.start_copies(shared, handle);
         self.land_ended(shared);
         left
     }

@@ -78,7 +78,8 @@ impl QueuePair {
     /// Whether what is sent next is being copied.
     pub(crate) fn awaits_copy(&self, shared: &Shared) -> bool {
         let (number, Some(staged)) = (self.requester.cursor(), &self.staged) else { return false };
-        let is_next = number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
+        let is_next =
+            number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
         let Some(path_mtu) = self.path_mtu().filter(|_| is_next) else { return false };
         let offset = self.requester.cursor_packet() << path_mtu.shift();
         let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
@@ -142,7 +143,8 @@ impl QueuePair {
         let sends = &self.staged.as_ref()?.sends;
         let position = sends.position(number, offset)?;
         let end = position.wrapping_add(len.into());
-        if sends.position(number, offset + len).is_none() || sends.stream.lacks(end) || !sends.stream.has(end) {
+        if sends.position(number, offset + len).is_none() || sends.stream.lacks(end) || !sends.stream.has(end)
+        {
             return None;
         }
         let span = sends.stream.span(&shared.staging, position, len as usize)?;

@@ -161,8 +161,9 @@ impl Stream {
             let start = if index == 0 { self.ready } else { self.copies[index - 1].end };
             self.failed = Some(self.failed.map_or(start, |failed| failed.min(start)));
         }
-        while let Some(copy) = self.copies.pop_front_if(|copy| copy.ended) {
+        while let Some(copy) = self.copies.front().filter(|copy| copy.ended) {
             self.ready = copy.end;
+            self.copies.pop_front();
         }
         true
     }
