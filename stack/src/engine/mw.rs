@@ -195,7 +195,7 @@ mod tests {
         let pd = Pd(Handle { index: 0, generation: 0 });
         let access = Access::MW_BIND;
         let memory = Memory::zeroed(64).expect("memory");
-        let mr = mrs.register(&mut random, pd, memory, access, 0).expect("there is room");
+        let mr = mrs.register(&mut random, pd, (memory, None), access, 0).expect("there is room");
         let windows: Vec<Mw> = (0..32).map(|_| mrs.alloc_mw(pd).expect("there is room")).collect();
         let mut bound = [None; 32];
         for step in 0..10_000 {

@@ -55,6 +55,15 @@ pub(crate) struct StagingPool {
     open: Vec<Qp>,
     /// The number of the last copy.
     last: u64,
+    started: Started,
+}
+
+/// How many copies were started, and of how many bytes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Started {
+    pub(crate) gathers: u64,
+    pub(crate) scatters: u64,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -122,6 +131,7 @@ impl StagingPool {
             waiting: Default::default(),
             open: Vec::new(),
             last: 0,
+            started: Started::default(),
         }
     }
 
@@ -314,6 +324,8 @@ impl StagingPool {
         };
         let Lane { queue, flights, .. } = &mut copier.gathers;
         let ticket = queue.gather(now, pieces, memory, start)?;
+        self.started.gathers += 1;
+        self.started.bytes += bytes_of(pieces);
         flights.push_back(Flight { ticket, qp, purpose, number, chunk });
         self.chunks[usize::from(chunk)].copies += 1;
         Ok(number)
@@ -334,9 +346,16 @@ impl StagingPool {
         };
         let Lane { queue, flights, .. } = &mut copier.scatters;
         let ticket = queue.scatter(now, memory, start, pieces, after)?;
+        self.started.scatters += 1;
+        self.started.bytes += bytes_of(pieces);
         flights.push_back(Flight { ticket, qp, purpose, number, chunk });
         self.chunks[usize::from(chunk)].copies += 1;
         Ok(ticket)
+    }
+
+    /// The copies that were started, ever.
+    pub(crate) fn started(&self) -> Started {
+        self.started
     }
 
     /// The next copy that has ended by `now`.
@@ -369,6 +388,10 @@ impl StagingPool {
     pub(crate) fn forget_absent(&mut self, now: Nanos) {
         self.waiting.iter_mut().for_each(|line| line.retain(|waiting| now.since(waiting.since) < PATIENCE));
     }
+}
+
+fn bytes_of(pieces: &[Piece<'_>]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
 }
 
 impl Lane {

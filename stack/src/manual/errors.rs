@@ -80,7 +80,8 @@
 //! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the way (MTU, firewall, NAT) | the peer's program first; `ferroce doctor PEER` examines the way; [`Context::mismatches`] and the counters of both ends; a longer timeout where the peer is off its core for long ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
 //! | | with [`Event::QpUnreachable`] or [`Event::AhUnreachable`]: no next hop | the reason is in the event: route, ARP, neighbour discovery |
 //! | [`RnrRetryExcErr`](WcStatus::RnrRetryExcErr) | the peer has no receive posted, and `rnr_retry` is used up | post receives before the peer sends, and enough of them; `rnr_retry` 7 (the default) waits for ever; a longer [`min_rnr_timer`](ReadyToReceive::min_rnr_timer) at the receiver |
-//! | [`BadRespErr`](WcStatus::BadRespErr), [`LocAccessErr`](WcStatus::LocAccessErr), [`RemAbortErr`](WcStatus::RemAbortErr), [`FatalErr`](WcStatus::FatalErr), [`RespTimeoutErr`](WcStatus::RespTimeoutErr), [`GeneralErr`](WcStatus::GeneralErr) | from an RNIC alone | the card's manual; the kernel's log |
+//! | [`FatalErr`](WcStatus::FatalErr) | a device has failed: the GPU whose memory the work request names, or the RNIC | the log; the device's tools; make the queue pair anew with other memory |
+//! | [`BadRespErr`](WcStatus::BadRespErr), [`LocAccessErr`](WcStatus::LocAccessErr), [`RemAbortErr`](WcStatus::RemAbortErr), [`RespTimeoutErr`](WcStatus::RespTimeoutErr), [`GeneralErr`](WcStatus::GeneralErr) | from an RNIC alone | the card's manual; the kernel's log |
 //!
 //! `RemInvReqErr` and `RemAccessErr` of a receive are the same, seen by the other end: a request of the peer was refused here while
 //! the receive was in its hand. [`WcStatus::meaning`] says in a sentence which end refused.
@@ -98,6 +99,7 @@
 //! | [`PathMtu`](Error::PathMtu) | the interface is too small for the path MTU | a smaller path MTU, or `ip link set eth0 mtu 4200` on every hop |
 //! | [`AddressFamily`](Error::AddressFamily) | the GID index is of the other IP version | [`endpoint_for`](Context::endpoint_for), [`Port::gid_index_for`] |
 //! | [`Unsupported`](Error::Unsupported) | this backend, port or build lacks the [`Feature`] | another device; the cargo feature `af_xdp` |
+//! | [`Gpu`](Error::Gpu) | a GPU refused a call | what its text says |
 //! | [`Region`](Error::Region) | bytes outside the region, or slices of memory that others may write | [`read`](Context::read) and [`write`](Context::write) |
 //! | [`Unreachable`](Error::Unreachable), [`Rejected`](Error::Rejected), [`TimedOut`](Error::TimedOut) | a verb that waits did not get what it waited for | the text names the peer and the reason. After `connect` the queue pair is as before and can try again; after `accept` it is in ERR |
 //! | [`Memory`](Error::Memory), [`Thread`](Error::Thread), [`Wait`](Error::Wait), [`Export`](Error::Export) | the operating system has refused | `ulimit`, permissions |

@@ -10,11 +10,18 @@
 //! | [`Memory::zeroed`], [`Memory::copy_of`] | owned | the context that holds it | yes |
 //! | [`Memory::shared`], then [`share`](Memory::share) | shared | all contexts and threads with a handle | no |
 //! | [`Memory::from_raw`] (unsafe) | foreign | anybody: a C library, another process | no |
+//! | [`Device::allocate`](crate::driver::gpu::Device::allocate) of [`driver::gpu`](crate::driver::gpu) | device | the GPU | no |
 //!
 //! [`Context::read`], [`write`](Context::write), [`load_u64`](Context::load_u64) and [`store_u64`](Context::store_u64) copy, and
 //! work on every kind. A slice of owned memory borrows the context, so nothing is polled and no peer writes while it lives.
 //! Memory that is registered with an RNIC has no slices, for the card may write it at any time. Owned memory is the one to
 //! begin with.
+//!
+//! Memory of a device is copied by the device, through [`staging`](Config::staging_chunk). Completions, acknowledgements and answers
+//! wait until the bytes are there. It has no atomics, and the last bytes of a WRITE are not stored last. `deregister` is refused with
+//! [`Error::Busy`] while copies are under way: poll, and try again. A copy that fails ends the work request with
+//! [`FatalErr`](WcStatus::FatalErr) here, and with [`RemOpErr`](WcStatus::RemOpErr) at the peer. ACK timeouts of peers must be longer
+//! than copies take.
 //!
 //! # Who may do what
 //!

@@ -111,6 +111,11 @@ fn copies_are_of_chunks() {
     let (scatters, scattered) = world.devices[1].copies();
     assert_eq!((gathers, gathered, scattered), (16, 1 << 20, 1 << 20));
     assert!(scatters <= 32, "{scatters} copies of 1024 packets");
+    let counted = [0, 1].map(|end| {
+        let counters = world.pair.ends[end].context.counters();
+        [Counter::DeviceGathers, Counter::DeviceScatters, Counter::DeviceBytes].map(|c| counters.value(c))
+    });
+    assert_eq!(counted, [[gathers, 0, gathered], [0, scatters, scattered]]);
     world.end();
 }
 

@@ -12,6 +12,7 @@ use crate::engine::multicast::MulticastGroups;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
+use crate::engine::staging::Started;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Config, Error, Feature, GidEntry, Pd, Port, Qp, QpConfig, QpState};
 
@@ -347,6 +348,11 @@ impl Engine {
             } else {
                 shared.staging.close(handle);
             }
+        }
+        let Started { gathers, scatters, bytes } = shared.staging.started();
+        let counts = [(Counter::DeviceGathers, gathers), (Counter::DeviceScatters, scatters)];
+        for (counter, count) in counts.into_iter().chain([(Counter::DeviceBytes, bytes)]) {
+            shared.counters.set(counter, count);
         }
         shared.staging.forget_absent(shared.now);
         if let Some(qp) = shared.staging.idlest_sender(shared.now).and_then(|qp| qps.get_mut(qp.0)) {
