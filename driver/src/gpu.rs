@@ -144,11 +144,19 @@ impl Ticket {
 /// A copy that has failed.
 #[derive(Debug, thiserror::Error)]
 #[error("copy {} has failed: {source}", ticket.0)]
+#[non_exhaustive]
 pub struct CopyFailed {
     /// Which.
     pub ticket: Ticket,
     /// Why.
     pub source: GpuError,
+}
+
+impl CopyFailed {
+    /// The copy with this ticket, and why.
+    pub fn new(ticket: Ticket, source: GpuError) -> CopyFailed {
+        CopyFailed { ticket, source }
+    }
 }
 
 /// A piece of a device's memory that a copy works on, and what keeps it.

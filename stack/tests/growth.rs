@@ -122,6 +122,7 @@ fn each_setter_sets_its_field_and_defaults_are_as_documented() {
         roce_v1: false => true, drop_access_errors: false => true, flush: true => false, atomic_write: true => false,
         congestion: CongestionControl::Off => CongestionControl::Dcqcn(Dcqcn::MLX5), line_rate: None => Some(1_000_000),
         notification: None => Some(CongestionNotification::default()),
+        staging_chunk: 1 << 16 => 1 << 17, staging_chunks: 128 => 4,
     );
     all(&Config::default(), &[], &set);
     let set = fields!(CongestionNotification::default();

@@ -25,6 +25,7 @@ use crate::memory::{Memory, Piece};
 /// How a strict device behaves. By default it copies right away and never fails.
 #[derive(Clone, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct Strict {
     /// What chance is drawn from.
     pub seed: u64,
@@ -43,6 +44,26 @@ impl Default for Strict {
 }
 
 impl Strict {
+    /// What chance is drawn from; 0 by default.
+    pub fn seed(self, seed: u64) -> Self {
+        Strict { seed, ..self }
+    }
+
+    /// How much later than it was submitted a copy lands at most; at once by default.
+    pub fn latest(self, latest: Duration) -> Self {
+        Strict { latest, ..self }
+    }
+
+    /// One copy of so many fails; none (0) by default.
+    pub fn fails_one_in(self, fails_one_in: u32) -> Self {
+        Strict { fails_one_in, ..self }
+    }
+
+    /// Copies of a queue that are under way at once; 64 by default.
+    pub fn depth(self, depth: usize) -> Self {
+        Strict { depth, ..self }
+    }
+
     /// Makes the device.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha20Rng;
 use crate::engine::key_table::KeyTable;
 use crate::engine::mw::MemoryWindow;
 use crate::engine::slab::Slab;
-use crate::engine::staging::landing::Place;
+use crate::engine::staging::landing::DevicePlace;
 use crate::verbs::{Access, Config, Error, Feature, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
 
 pub(crate) struct MemoryRegion {
@@ -301,15 +301,15 @@ impl MemoryRegions {
     }
 
     /// Where the bytes of a grant are, if that is memory of a device.
-    pub(crate) fn place_of(&self, grant: Granted) -> Option<Place> {
+    pub(crate) fn place_of(&self, grant: Granted) -> Option<DevicePlace> {
         let copier = self.slab.at(grant.index)?.copier?;
-        Some(Place { region: grant.index, copier, offset: grant.start })
+        Some(DevicePlace { region: grant.index, copier, offset: grant.start })
     }
 
     /// Where a byte of a region is, if that is memory of a device.
-    pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<Place> {
+    pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<DevicePlace> {
         let copier = self.slab.get(mr.0)?.copier?;
-        Some(Place { region: mr.0.index, copier, offset })
+        Some(DevicePlace { region: mr.0.index, copier, offset })
     }
 
     /// Bytes of a region of a device.

@@ -50,7 +50,7 @@ pub(crate) struct StagingPool {
     sends: u16,
     copiers: Vec<Copier>,
     /// Queue pairs that found no chunk, in this order; those that are to send are the second.
-    waiting: [VecDeque<Waiting>; 2],
+    waiting: [VecDeque<InLine>; 2],
     /// Queue pairs with bytes that were received and are not being copied yet.
     open: Vec<Qp>,
     /// The number of the last copy.
@@ -77,7 +77,7 @@ struct Chunk {
 
 /// A queue pair that found no chunk, and when it last looked for one.
 #[derive(Clone, Copy)]
-struct Waiting {
+struct InLine {
     qp: Qp,
     since: Nanos,
 }
@@ -101,13 +101,13 @@ struct Copier {
 struct Lane {
     queue: Box<dyn Queue>,
     /// Those that are not known to have ended, by their tickets.
-    flights: VecDeque<Flight>,
+    flights: VecDeque<CopyUnderWay>,
     /// All up to it have ended, and one behind it has failed.
     ended: Ticket,
     failed: Option<Ticket>,
 }
 
-struct Flight {
+struct CopyUnderWay {
     ticket: Ticket,
     qp: Qp,
     purpose: Purpose,
@@ -215,7 +215,7 @@ impl StagingPool {
         let line = &mut self.waiting[usize::from(purpose == Purpose::Sends)];
         match line.iter_mut().find(|waiting| waiting.qp == qp) {
             Some(waiting) => waiting.since = now,
-            None => line.push_back(Waiting { qp, since: now }),
+            None => line.push_back(InLine { qp, since: now }),
         }
     }
 
@@ -326,7 +326,7 @@ impl StagingPool {
         let ticket = queue.gather(now, pieces, memory, start)?;
         self.started.gathers += 1;
         self.started.bytes += bytes_of(pieces);
-        flights.push_back(Flight { ticket, qp, purpose, number, chunk });
+        flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
         self.chunks[usize::from(chunk)].copies += 1;
         Ok(number)
     }
@@ -348,7 +348,7 @@ impl StagingPool {
         let ticket = queue.scatter(now, memory, start, pieces, after)?;
         self.started.scatters += 1;
         self.started.bytes += bytes_of(pieces);
-        flights.push_back(Flight { ticket, qp, purpose, number, chunk });
+        flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
         self.chunks[usize::from(chunk)].copies += 1;
         Ok(ticket)
     }
@@ -370,7 +370,7 @@ impl StagingPool {
         if chunk.copies == 0 && chunk.held.is_none() {
             free.push(flight.chunk);
         }
-        let Flight { qp, purpose, number, .. } = flight;
+        let CopyUnderWay { qp, purpose, number, .. } = flight;
         Some(EndedCopy { qp, purpose, number, succeeded })
     }
 
@@ -396,7 +396,7 @@ fn bytes_of(pieces: &[Piece<'_>]) -> u64 {
 
 impl Lane {
     /// The oldest copy, if it has ended by `now`, and whether it has succeeded.
-    fn next_ended(&mut self, now: Nanos) -> Option<(Flight, bool)> {
+    fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, bool)> {
         let oldest = self.flights.front()?.ticket;
         if self.ended < oldest && self.failed.is_none() {
             match self.queue.done(now) {

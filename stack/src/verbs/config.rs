@@ -304,6 +304,25 @@ impl Config {
 mod tests {
     use super::*;
 
+    #[test]
+    fn staging_is_bounded() {
+        let refusal = |chunk, chunks| {
+            let config = Config::default().staging_chunk(chunk).staging_chunks(chunks);
+            config.check().map_err(|error| error.to_string())
+        };
+        for (chunk, chunks) in [(1 << 16, 4), (1 << 16, u16::MAX), (1 << 24, 256)] {
+            assert_eq!(refusal(chunk, chunks), Ok(()));
+        }
+        for chunk in [0, 1 << 15, 70_000, 1 << 25] {
+            let expected = "a power of two from 65536 to 16777216";
+            assert_eq!(refusal(chunk, 128), Err(format!("staging_chunk = {chunk}: {expected}")));
+        }
+        for (chunk, chunks, most) in [(1 << 16, 3, 65_535), (1 << 24, 257, 256)] {
+            let expected = format!("4 to {most} for chunks of {chunk} bytes");
+            assert_eq!(refusal(chunk, chunks), Err(format!("staging_chunks = {chunks}: {expected}")));
+        }
+    }
+
     /// Each setting: its largest value is right, the next is refused by name, value and range.
     #[test]
     fn every_number_has_a_limit() {

@@ -29,7 +29,7 @@ fn a_copy_that_fails_ends_the_work_request_in_error() {
     let mut random = Random::from_env("FERROCE_DEVICE_SEED");
     let mut ends = [0; 3];
     for round in 0..60 {
-        let strict = Strict { fails_one_in: 3, latest: Duration::from_micros(100), ..Strict::default() };
+        let strict = Strict::default().fails_one_in(3).latest(Duration::from_micros(100));
         let setup = Setup { selective_repeat: round % 2 == 1, timeout: 14, ..Setup::default() };
         let mut world = World::new(round, LinkConfig::default(), setup, &strict, 1 << 17);
         let sources = [0, 1].map(|end| world.fill(end, world.device[end], &mut random));
@@ -62,7 +62,7 @@ fn a_copy_that_fails_ends_the_work_request_in_error() {
 fn a_device_that_is_lost_ends_everything() {
     for (end, op) in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)] {
         let setup = Setup { timeout: 14, ..Setup::default() };
-        let strict = Strict { latest: LATE, ..Strict::default() };
+        let strict = Strict::default().latest(LATE);
         let mut world = World::new(3, LinkConfig::default(), setup, &strict, 1 << 20);
         post(&mut world, op, 1 << 20);
         for _ in 0..4 {
@@ -82,7 +82,7 @@ fn a_device_that_is_lost_ends_everything() {
 #[test]
 fn memory_stays_while_copies_are_under_way() {
     let setup = Setup { timeout: 14, ..Setup::default() };
-    let strict = Strict { latest: LATE, ..Strict::default() };
+    let strict = Strict::default().latest(LATE);
     let mut world = World::new(5, LinkConfig::default(), setup, &strict, 1 << 20);
     world.post(0, 1, SendOp::Write(world.remote_device[1].at(0)), &[sge(world.device[0], 1 << 20)]);
     let mut refused = 0;
@@ -110,7 +110,7 @@ fn a_queue_pair_goes_while_copies_are_under_way() {
     for op in 0..3 {
         for steps in [3, 10, 30, 100] {
             let setup = Setup { timeout: 14, ..Setup::default() };
-            let strict = Strict { latest: LATE, ..Strict::default() };
+            let strict = Strict::default().latest(LATE);
             let mut world = World::new(9, LinkConfig::default(), setup, &strict, 1 << 20);
             post(&mut world, op, 1 << 20);
             for _ in 0..steps {

@@ -14,7 +14,7 @@ use super::world::World;
 const SIZES: [usize; 9] = [1, 8, 100, 1024, 1025, 65_535, 65_536, 70_000, 200_001];
 
 fn late() -> Strict {
-    Strict { latest: Duration::from_micros(500), ..Strict::default() }
+    Strict::default().latest(Duration::from_micros(500))
 }
 
 fn sge(mr: Mr, offset: u64, length: usize) -> Sge {

@@ -33,7 +33,7 @@ pub(crate) fn rights() -> Access {
 impl World {
     pub(crate) fn new(seed: u64, link: LinkConfig, setup: Setup, strict: &Strict, bytes: usize) -> World {
         let mut pair = Pair::new(seed, link, setup);
-        let devices = [0, 1].map(|end| Strict { seed: seed + end, ..strict.clone() }.open().unwrap());
+        let devices = [0, 1].map(|end| strict.clone().seed(seed + end).open().unwrap());
         let device = [0, 1].map(|end| {
             let memory = devices[end].allocate(bytes).unwrap();
             let pd = pair.ends[end].pd;

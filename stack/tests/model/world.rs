@@ -567,7 +567,7 @@ impl End {
         let mut source = memory(noise().len())?;
         source.write(0, noise())?;
         let latest = Duration::from_micros(setup.copies_late_us);
-        let device = Strict { seed: setup.seed ^ u64::from(n), latest, ..Strict::default() }.open()?;
+        let device = Strict::default().seed(setup.seed ^ u64::from(n)).latest(latest).open()?;
         let noise = context.register(pd, source, Access::NONE)?;
         let mut source = device.allocate(self::noise().len())?;
         source.write(0, self::noise())?;

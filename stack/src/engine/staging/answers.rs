@@ -35,7 +35,7 @@ struct Planned {
 }
 
 /// Whether the bytes of a packet are there.
-enum State {
+enum AnswerState {
     /// From this position on.
     There(u64),
     Coming,
@@ -43,12 +43,12 @@ enum State {
 }
 
 /// The outcomes of the queue pair, and the packet from which on what was executed is not visible.
-struct Behind<'a> {
+struct OwedReads<'a> {
     outcomes: &'a Outcomes,
     invisible: Option<Psn>,
 }
 
-impl Behind<'_> {
+impl OwedReads<'_> {
     /// The READ behind that at `psn` that may be answered.
     fn read_after(&self, psn: Psn) -> Option<&Outcome> {
         let is_visible = |next: &&Outcome| self.invisible.is_none_or(|psn| next.first_psn.distance(psn) <= 0);
@@ -87,9 +87,9 @@ impl Answers {
         &mut self,
         shared: &mut Shared,
         (qp, pd): (Qp, Pd),
-        (outcome, behind): (&Outcome, &Behind<'_>),
+        (outcome, behind): (&Outcome, &OwedReads<'_>),
         (path_mtu, bytes): (PathMtu, u32),
-    ) -> State {
+    ) -> AnswerState {
         let psn = outcome.next_psn();
         if self.planned.front().is_none_or(|planned| planned.next != psn) {
             // The peer asks for something else.
@@ -97,12 +97,12 @@ impl Answers {
             self.plan(&shared.staging, outcome, path_mtu);
         }
         self.gather(shared, (qp, pd), behind, path_mtu);
-        let Some(Planned { position, .. }) = self.planned.front() else { return State::Failed };
+        let Some(Planned { position, .. }) = self.planned.front() else { return AnswerState::Failed };
         let end = position + u64::from(bytes);
         if self.stream.lacks(end) {
-            return State::Failed;
+            return AnswerState::Failed;
         }
-        if self.stream.has(end) { State::There(*position) } else { State::Coming }
+        if self.stream.has(end) { AnswerState::There(*position) } else { AnswerState::Coming }
     }
 
     fn plan(&mut self, pool: &StagingPool, outcome: &Outcome, path_mtu: PathMtu) {
@@ -115,7 +115,7 @@ impl Answers {
     }
 
     /// Starts copies for what is owed, as far as there is room.
-    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), behind: &Behind<'_>, path_mtu: PathMtu) {
+    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), behind: &OwedReads<'_>, path_mtu: PathMtu) {
         loop {
             let has_room = self.planned.len() < PLANNED_MAX;
             let Some(last) = self.planned.back_mut() else { return };
@@ -170,12 +170,12 @@ impl QueuePair {
         let Some(outcome) = outcomes.next_owed().copied() else { return FromDevice::Nothing };
         let invisible = staged.requests.invisible().map(|(psn, _)| psn);
         let answers = &mut staged.answers;
-        let (owner, behind) = ((self.handle, self.pd), Behind { outcomes, invisible });
+        let (owner, behind) = ((self.handle, self.pd), OwedReads { outcomes, invisible });
         let position =
             match answers.look_for(shared, owner, (&outcome, &behind), (connection.path_mtu, bytes)) {
-                State::There(position) => position,
-                State::Coming => return FromDevice::Nothing,
-                State::Failed => return FromDevice::Failed,
+                AnswerState::There(position) => position,
+                AnswerState::Coming => return FromDevice::Nothing,
+                AnswerState::Failed => return FromDevice::Failed,
             };
         let bth = Bth::new(opcode, connection.dest_qpn, outcome.next_psn()).in_partition(self.pkey);
         let Some(mut frame) = slot.start(&connection.header, bth, bytes as usize) else {

@@ -16,9 +16,9 @@ use crate::verbs::{Cq, Qp, WcStatus, WorkCompletion};
 pub(crate) struct Landing {
     purpose: Purpose,
     /// Oldest first. Those that are not copied yet are the last.
-    batches: VecDeque<Batch>,
+    batches: VecDeque<LandingBatch>,
     /// Completions behind a batch, in order.
-    completions: VecDeque<Behind>,
+    completions: VecDeque<CompletionBehind>,
     /// The peer has asked for an acknowledgement that is not due before the bytes are there.
     pub(crate) asked: bool,
     /// What was acknowledged last while something was not there.
@@ -26,13 +26,13 @@ pub(crate) struct Landing {
 }
 
 /// Bytes in one chunk that are copied at once.
-struct Batch {
+struct LandingBatch {
     number: u64,
     chunk: u16,
     copier: u8,
     filled: usize,
     pieces: ArrayVec<Target, MAX_PIECES>,
-    state: State,
+    state: BatchState,
     /// The packet that its first bytes came with, and the messages complete before.
     first: (Psn, u32),
     /// The poll in which its last bytes came.
@@ -51,7 +51,7 @@ struct Target {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BatchState {
     /// It takes more bytes.
     Open,
     /// It is to be copied.
@@ -63,7 +63,7 @@ enum State {
 }
 
 /// A completion that waits for a batch and those before it.
-struct Behind {
+struct CompletionBehind {
     number: u64,
     cq: Cq,
     completion: WorkCompletion,
@@ -76,7 +76,7 @@ pub(crate) struct NoRoom;
 
 /// Where bytes go: a region of a device, what copies for it, and the offset there.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct DevicePlace {
     pub(crate) region: u32,
     pub(crate) copier: u8,
     pub(crate) offset: u64,
@@ -118,30 +118,30 @@ impl Landing {
         &mut self,
         shared: &mut Shared,
         qp: Qp,
-        place: Place,
+        place: DevicePlace,
         data: &[u8],
         first: (Psn, u32),
     ) -> Result<(), NoRoom> {
         let Shared { staging, mrs, poll, now, .. } = shared;
         let Some(held) = mrs.hold(place.region, place.offset, data.len()) else { return Ok(()) };
         let chunk_bytes = staging.chunk_bytes();
-        let fits = |batch: &Batch| batch.has_room(&place, data.len(), chunk_bytes);
+        let fits = |batch: &LandingBatch| batch.has_room(&place, data.len(), chunk_bytes);
         if !self.batches.back().is_some_and(fits) {
             // Taken before anything changes.
             let chunk = staging.take(*now, qp, self.purpose).ok_or(NoRoom)?;
             match self.batches.back_mut() {
-                Some(last) if last.state == State::Open => last.state = State::Closed,
+                Some(last) if last.state == BatchState::Open => last.state = BatchState::Closed,
                 Some(_) => {}
                 None => self.acknowledged = first.0,
             }
             let number = staging.number();
-            self.batches.push_back(Batch {
+            self.batches.push_back(LandingBatch {
                 number,
                 chunk,
                 copier: place.copier,
                 filled: 0,
                 pieces: ArrayVec::new(),
-                state: State::Open,
+                state: BatchState::Open,
                 first,
                 poll: *poll,
                 is_wanted: false,
@@ -161,7 +161,7 @@ impl Landing {
     pub(crate) fn defer(&mut self, cq: Cq, completion: WorkCompletion, solicited: bool) -> Result<(), ()> {
         let last = self.batches.back_mut().ok_or(())?;
         last.is_wanted = true;
-        self.completions.push_back(Behind { number: last.number, cq, completion, solicited });
+        self.completions.push_back(CompletionBehind { number: last.number, cq, completion, solicited });
         Ok(())
     }
 
@@ -179,15 +179,15 @@ impl Landing {
         for index in 0..self.batches.len() {
             let batch = &self.batches[index];
             match batch.state {
-                State::Open if !batch.is_wanted && batch.poll == *poll => return true,
-                State::Open | State::Closed => {}
+                BatchState::Open if !batch.is_wanted && batch.poll == *poll => return true,
+                BatchState::Open | BatchState::Closed => {}
                 _ => continue,
             }
             let after = self
                 .batches
                 .range(..index)
                 .filter(|earlier| earlier.overlaps(batch))
-                .filter_map(Batch::ticket)
+                .filter_map(LandingBatch::ticket)
                 .max();
             let pieces: ArrayVec<Piece<'_>, MAX_PIECES> = batch
                 .pieces
@@ -199,11 +199,11 @@ impl Landing {
                 staging.scatter(*now, (batch.copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
             let batch = &mut self.batches[index];
             match copy {
-                Ok(ticket) => batch.state = State::Copying(ticket),
+                Ok(ticket) => batch.state = BatchState::Copying(ticket),
                 Err(ferroce_driver::gpu::GpuError::Full { .. }) => return true,
                 Err(error) => {
                     tracing::warn!("{error}");
-                    batch.state = State::Failed;
+                    batch.state = BatchState::Failed;
                 }
             }
         }
@@ -213,34 +213,36 @@ impl Landing {
     /// A copy has ended.
     pub(crate) fn ended(&mut self, number: u64, succeeded: bool) {
         if let Some(batch) = self.batches.iter_mut().find(|batch| batch.number == number) {
-            batch.state = if succeeded { State::Ended } else { State::Failed };
+            batch.state = if succeeded { BatchState::Ended } else { BatchState::Failed };
         }
     }
 
     /// Takes out the oldest batch that is there. `None` if there is none.
     pub(crate) fn pop_ended(&mut self, pool: &mut StagingPool) -> Option<()> {
-        let batch = self.batches.front().filter(|batch| batch.state == State::Ended)?;
+        let batch = self.batches.front().filter(|batch| batch.state == BatchState::Ended)?;
         pool.release(batch.chunk);
         self.batches.pop_front().map(drop)
     }
 
     /// Whether the oldest batch can't be copied.
     pub(crate) fn has_failed(&self) -> bool {
-        self.batches.front().is_some_and(|batch| batch.state == State::Failed)
+        self.batches.front().is_some_and(|batch| batch.state == BatchState::Failed)
     }
 
     /// Takes out the next completion that waits for nothing any more.
     pub(crate) fn pop_completion(&mut self) -> Option<(Cq, WorkCompletion, bool)> {
         let oldest = self.batches.front().map_or(u64::MAX, |batch| batch.number);
         self.completions.front().filter(|behind| behind.number < oldest)?;
-        let Behind { cq, completion, solicited, .. } = self.completions.pop_front()?;
+        let CompletionBehind { cq, completion, solicited, .. } = self.completions.pop_front()?;
         Some((cq, completion, solicited))
     }
 
     /// What is not being copied never will be. What waits for that, or for what has failed, ends in error: the first with
     /// `status`, the others flushed. Returns whether there was one.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool, status: WcStatus) -> bool {
-        let is_lost = |batch: &Batch| matches!(batch.state, State::Open | State::Closed | State::Failed);
+        let is_lost = |batch: &LandingBatch| {
+            matches!(batch.state, BatchState::Open | BatchState::Closed | BatchState::Failed)
+        };
         let Some(first) = self.batches.iter().find(|batch| is_lost(batch)).map(|batch| batch.number) else {
             return false;
         };
@@ -268,20 +270,20 @@ impl Landing {
     }
 }
 
-impl Batch {
-    fn has_room(&self, place: &Place, len: usize, chunk_bytes: usize) -> bool {
+impl LandingBatch {
+    fn has_room(&self, place: &DevicePlace, len: usize, chunk_bytes: usize) -> bool {
         let is_next =
             |last: &Target| last.region == place.region && last.offset + last.len as u64 == place.offset;
         let has_place = !self.pieces.is_full() || self.pieces.last().is_some_and(is_next);
-        self.state == State::Open
+        self.state == BatchState::Open
             && self.copier == place.copier
             && has_place
             && chunk_bytes - self.filled >= len
             && !self.pieces.iter().any(|target| target.overlaps(place.region, place.offset, len))
     }
 
-    fn push(&mut self, place: Place, len: usize, held: Held) {
-        let Place { region, offset, .. } = place;
+    fn push(&mut self, place: DevicePlace, len: usize, held: Held) {
+        let DevicePlace { region, offset, .. } = place;
         match self.pieces.last_mut() {
             Some(last) if last.region == region && last.offset + last.len as u64 == offset => last.len += len,
             _ => self.pieces.push(Target { region, offset, len, _held: held }),
@@ -289,13 +291,13 @@ impl Batch {
     }
 
     /// Whether both write somewhere.
-    fn overlaps(&self, other: &Batch) -> bool {
+    fn overlaps(&self, other: &LandingBatch) -> bool {
         let meets = |target: &Target| other.pieces.iter().any(|o| target.overlaps(o.region, o.offset, o.len));
         self.copier == other.copier && self.pieces.iter().any(meets)
     }
 
     fn ticket(&self) -> Option<Ticket> {
-        if let State::Copying(ticket) = self.state { Some(ticket) } else { None }
+        if let BatchState::Copying(ticket) = self.state { Some(ticket) } else { None }
     }
 }
 
