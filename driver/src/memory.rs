@@ -5,7 +5,7 @@
 //! | [`Memory::zeroed`], [`Memory::copy_of`] | [`Owned`](MemoryKind::Owned) | that context alone | yes |
 //! | [`Memory::shared`] | [`Shared`](MemoryKind::Shared) | every context and thread with a handle of it | no |
 //! | [`Memory::from_raw`] | [`Foreign`](MemoryKind::Foreign) | whoever has the pointer | no |
-//! | [`gpu::Device::allocate`](crate::gpu::Device::allocate) | [`Device`](MemoryKind::Device) | the GPU, by copies | no |
+//! | [`gpu::Device::allocate`] | [`Device`](MemoryKind::Device) | the GPU, by copies | no |
 //!
 //! A kind is for life. Copies ([`read`](Memory::read), [`write`](Memory::write)) and words
 //! ([`load_u64`](Memory::load_u64), [`store_u64`](Memory::store_u64)) work on every kind.
