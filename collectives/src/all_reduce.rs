@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
-use crate::reduce::reduce;
+
 use crate::ring::{Call, Ring, Scratch, Side};
-use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule};
+use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule, reduce};
 
 /// One all-reduce under way.
 pub(crate) struct AllReduce {

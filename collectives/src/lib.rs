@@ -103,7 +103,6 @@ mod bootstrap;
 mod communicator;
 mod error;
 mod options;
-mod reduce;
 mod rendezvous;
 mod ring;
 mod schedule;
@@ -112,8 +111,8 @@ pub use bootstrap::{Bootstrap, MAX_SIZE};
 pub use communicator::{Buffer, Communicator};
 pub use error::Error;
 pub use ferroce;
+pub use ferroce::driver::reduction::{DataType, ReduceOp, reduce};
 pub use options::Options;
-pub use reduce::{DataType, ReduceOp, reduce};
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
 pub use schedule::{Chunk, Phase, Schedule};

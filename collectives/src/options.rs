@@ -122,8 +122,8 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if !self.chunk_bytes.is_multiple_of(4) || !(4..=1 << 24).contains(&self.chunk_bytes) {
-            return Err(Error::invalid("chunk_bytes", self.chunk_bytes, "a multiple of 4, 4 to 2^24"));
+        if !self.chunk_bytes.is_multiple_of(8) || !(8..=1 << 24).contains(&self.chunk_bytes) {
+            return Err(Error::invalid("chunk_bytes", self.chunk_bytes, "a multiple of 8, 8 to 2^24"));
         }
         if !self.chunks_in_flight.is_power_of_two() || !(2..=4096).contains(&self.chunks_in_flight) {
             let expected = "a power of two, 2 to 4096";
@@ -155,7 +155,7 @@ mod tests {
         let set = default
             .path_mtu(PathMtu::Mtu256)
             .gid_index(1)
-            .chunk_bytes(4)
+            .chunk_bytes(8)
             .chunks_in_flight(2)
             .ack_timeout(ms(1))
             .retry_count(1)
@@ -164,11 +164,11 @@ mod tests {
             .stall_timeout(ms(3));
         let Options { path_mtu, gid_index, chunk_bytes, chunks_in_flight, .. } = set;
         assert_eq!((path_mtu, gid_index), (Some(PathMtu::Mtu256), Some(1)));
-        assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (4, 2, ms(1), 1));
+        assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (8, 2, ms(1), 1));
         assert_eq!((set.idle, set.probe_interval, set.stall_timeout), (Idle::Block, ms(2), ms(3)));
         assert_eq!(set.retry_budget().as_micros(), 2 * 1048 + 1);
         for (options, refusal) in [
-            (default.chunk_bytes(6), "chunk_bytes = 6: a multiple of 4, 4 to 2^24"),
+            (default.chunk_bytes(12), "chunk_bytes = 12: a multiple of 8, 8 to 2^24"),
             (default.chunks_in_flight(3), "chunks_in_flight = 3: a power of two, 2 to 4096"),
             (default.retry_count(8), "retry_count = 8: 0 to 7"),
             (default.ack_timeout(ms(0)), "ack_timeout = 0ns: 8.192µs to 8796.093022208s"),

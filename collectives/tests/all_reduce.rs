@@ -129,7 +129,7 @@ fn sums_of_shared_memory() {
 
 #[test]
 fn the_smallest_chunks_and_the_fewest_slots() {
-    let options = options().chunk_bytes(4).chunks_in_flight(2);
+    let options = options().chunk_bytes(8).chunks_in_flight(2);
     run(3, options, None, LIMIT, |communicator| {
         check_sums(communicator, &[1, 2, 100, 5000]).finish().unwrap();
     });

@@ -5,6 +5,7 @@
 //!
 //! | device | what it is |
 //! |---|---|
+//! | `opencl` | any GPU by OpenCL, or the CPU by PoCL; feature `opencl` |
 //! | [`strict`] | for tests: memory that faults when the CPU touches it, copies that land late, out of order, or fail |
 //!
 //! ```
@@ -15,8 +16,9 @@
 //! let mut memory = device.allocate(4096)?;
 //! memory.write(0, b"hello")?; // by a copy of the device, which this waits for
 //!
-//! let (staging, mut queue) = (Staging::new(4096)?, device.queue()?);
-//! let ticket = queue.gather(Nanos(0), &[memory.piece(0, 5).unwrap()], &staging, 0)?;
+//! let staging = Staging::new(4096)?;
+//! let mut queue = device.queue(&staging)?;
+//! let ticket = queue.gather(Nanos(0), &[memory.piece(0, 5).unwrap()], 0)?;
 //! while queue.done(Nanos(1_000_000_000))? < ticket {}
 //! let mut bytes = [0; 5];
 //! staging.read(0, &mut bytes);
@@ -25,15 +27,19 @@
 //! ```
 
 mod error;
+#[cfg(feature = "opencl")]
+pub mod opencl;
 mod staging;
 pub mod strict;
 
 use std::any::Any;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::Nanos;
 use crate::memory::{Held, Memory, Piece};
+use crate::reduction::{DataType, ReduceOp};
 
 pub use error::GpuError;
 pub use staging::Staging;
@@ -52,11 +58,17 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Call`], mostly because there is no more memory.
     fn allocate(&self, len: usize) -> Result<Memory, GpuError>;
 
-    /// Opens a queue of copies. One that is dropped first ends what was submitted to it.
+    /// Opens a queue of copies between its memory and this staging, which it pins where that makes copies faster.
     ///
     /// # Errors
     /// [`GpuError::Call`].
-    fn queue(&self) -> Result<Box<dyn Queue>, GpuError>;
+    fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError>;
+
+    /// Opens a queue of reductions.
+    ///
+    /// # Errors
+    /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it computes nothing.
+    fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError>;
 }
 
 /// A piece of a device's memory as it was allocated or imported, which is what a [`Memory`] of the kind
@@ -77,15 +89,44 @@ pub trait Block: Any + fmt::Debug + Send + Sync {
     /// [`GpuError::Call`].
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError>;
 
+    /// All of it as a dma-buf, by which a network card reaches it.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`] where the device or its driver has none, with what is missing; [`GpuError::Call`].
+    fn export(&self) -> Result<DmaBuf, GpuError>;
+
     /// For a queue of the device, which must know what it copies.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Copies of one device between its memory and [`Staging`], with their ends.
+/// Memory of a device as the kernel shares it between drivers.
+#[derive(Debug)]
+pub struct DmaBuf {
+    /// The buffer.
+    pub fd: OwnedFd,
+    /// Where the memory begins in it.
+    pub offset: u64,
+}
+
+/// What was submitted, and what of it has ended.
+pub trait Tickets: Send {
+    /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. Never
+    /// blocks.
+    ///
+    /// # Errors
+    /// [`Failed`]: what has this ticket has failed, and all before it have ended. Asked again, the queue goes on behind it. Of a
+    /// device that is gone everything fails.
+    fn done(&mut self, now: Nanos) -> Result<Ticket, Failed>;
+
+    /// When [`done`](Tickets::done) is to be asked again, if anything has not ended; `now` where the device does not tell.
+    fn next_deadline(&self, now: Nanos) -> Option<Nanos>;
+}
+
+/// Copies of one device between its memory and [`Staging`], with their ends. One that is dropped first ends what was submitted.
 ///
 /// Copies may land in any order. What they name stays until they have ended: a queue keeps a share in the memory
 /// ([`Memory::is_pinned`]) and in the staging.
-pub trait Queue: Send {
+pub trait Queue: Tickets {
     /// Copies pieces of the device's memory, one after the other, to the staging from byte `at` on.
     ///
     /// # Errors
@@ -94,8 +135,7 @@ pub trait Queue: Send {
     ///
     /// # Panics
     /// If the staging is too short, there are more than [`MAX_PIECES`], or a piece is another device's.
-    fn gather(&mut self, now: Nanos, from: &[Piece<'_>], to: &Staging, at: usize)
-    -> Result<Ticket, GpuError>;
+    fn gather(&mut self, now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError>;
 
     /// Copies the staging from byte `at` on to pieces of the device's memory, one after the other, but not before all copies up
     /// to `after` have ended.
@@ -108,25 +148,33 @@ pub trait Queue: Send {
     fn scatter(
         &mut self,
         now: Nanos,
-        from: &Staging,
         at: usize,
         to: &[Piece<'_>],
         after: Ticket,
     ) -> Result<Ticket, GpuError>;
-
-    /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. Never
-    /// blocks.
-    ///
-    /// # Errors
-    /// [`CopyFailed`]: the copy with this ticket has failed, and all before it have ended. Asked again, the queue goes on behind
-    /// it. Of a device that is gone each copy fails.
-    fn done(&mut self, now: Nanos) -> Result<Ticket, CopyFailed>;
-
-    /// When [`done`](Queue::done) is to be asked again, if anything has not ended; `now` where the device does not tell.
-    fn next_deadline(&self, now: Nanos) -> Option<Nanos>;
 }
 
-/// A copy, by its number in its queue: later ones have greater numbers, from 1 on.
+/// Reductions by a device, of its memory, with their ends. They are carried out in the order in which they are submitted, each
+/// behind the one before. One that is dropped first ends what was submitted.
+pub trait Reducer: Tickets {
+    /// `target[i] = target[i] ⊕ source[i]`, with the same bits as [`reduction::reduce`](crate::reduction::reduce) has.
+    ///
+    /// # Errors
+    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with;
+    /// [`GpuError::Unaligned`]; [`GpuError::Call`].
+    ///
+    /// # Panics
+    /// If the pieces are not equally long, or one is another device's.
+    fn reduce(
+        &mut self,
+        now: Nanos,
+        what: (DataType, ReduceOp),
+        target: Piece<'_>,
+        source: Piece<'_>,
+    ) -> Result<Ticket, GpuError>;
+}
+
+/// A copy or a reduction, by its number in its queue: later ones have greater numbers, from 1 on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -141,21 +189,21 @@ impl Ticket {
     }
 }
 
-/// A copy that has failed.
+/// A copy or a reduction that has failed.
 #[derive(Debug, thiserror::Error)]
-#[error("copy {} has failed: {source}", ticket.0)]
+#[error("ticket {} has failed: {source}", ticket.0)]
 #[non_exhaustive]
-pub struct CopyFailed {
+pub struct Failed {
     /// Which.
     pub ticket: Ticket,
     /// Why.
     pub source: GpuError,
 }
 
-impl CopyFailed {
-    /// The copy with this ticket, and why.
-    pub fn new(ticket: Ticket, source: GpuError) -> CopyFailed {
-        CopyFailed { ticket, source }
+impl Failed {
+    /// What has this ticket, and why.
+    pub fn new(ticket: Ticket, source: GpuError) -> Failed {
+        Failed { ticket, source }
     }
 }
 
@@ -170,5 +218,24 @@ struct Span {
 impl Span {
     fn of(piece: &Piece<'_>) -> Span {
         Span { held: piece.hold(), offset: piece.offset(), len: piece.len() }
+    }
+}
+
+/// What every reducer refuses.
+///
+/// # Panics
+/// If the pieces are not equally long.
+fn check_elements(
+    device: &str,
+    data_type: DataType,
+    target: &Piece<'_>,
+    source: &Piece<'_>,
+) -> Result<(), GpuError> {
+    assert_eq!(target.len(), source.len(), "a reduction of pieces that are not equally long");
+    let size = data_type.size();
+    let offsets = [target.offset(), source.offset(), target.len() as u64];
+    match offsets.into_iter().find(|offset| !offset.is_multiple_of(size as u64)) {
+        None => Ok(()),
+        Some(offset) => Err(GpuError::Unaligned { device: device.to_owned(), size, offset }),
     }
 }

@@ -38,7 +38,7 @@
 //! ```
 //!
 //! Beside the drivers: [`memory`], what is registered with a context; [`rnic`], which finds cards that speak RoCE themselves, and is no
-//! driver; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
+//! driver; [`gpu`], whose memory may be registered too, and [`reduction`]; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
 //! two processes) and [`cycles`] are for benchmarks, [`heap`] for large simulations.
 
 #[cfg(feature = "af_xdp")]
@@ -65,6 +65,7 @@ pub mod pcap;
 mod prefetch;
 mod printable;
 mod readiness;
+pub mod reduction;
 pub mod rnic;
 pub mod shared;
 pub mod sim;

@@ -124,6 +124,9 @@ pub enum MemoryError {
     /// A word of a device's memory that is to be changed at once.
     #[error("memory of a device has no atomics: load and store its words")]
     NoAtomics,
+    /// Memory of the host, where a device's was wanted.
+    #[error("memory of the host is no device's: allocate it with gpu::Device::allocate")]
+    NotADevices,
     /// A word of memory that several reach does not lie at a multiple of its size.
     #[error("offset {offset}: its address must be a multiple of 8")]
     Alignment {

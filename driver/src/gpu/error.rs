@@ -4,9 +4,9 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
-    /// The queue of copies has no room now.
+    /// The queue has no room now.
     #[error(
-        "{device}: {copies} copies are under way, which is all that its queue holds: try again when some have ended"
+        "{device}: {copies} copies or reductions are under way, which is all that its queue holds: try again when some have ended"
     )]
     Full {
         /// The device.
@@ -22,6 +22,34 @@ pub enum GpuError {
         /// The function.
         call: &'static str,
         /// What it returned, and the remedy if there is one.
+        reason: String,
+    },
+    /// The device does not do that.
+    #[error("{device}: {what}: {reason}")]
+    Unsupported {
+        /// The device.
+        device: String,
+        /// What was asked for.
+        what: String,
+        /// What is missing, and the remedy if there is one.
+        reason: String,
+    },
+    /// Elements of a reduction don't begin at a multiple of their size.
+    #[error("{device}: elements of {size} bytes begin at byte {offset} of its memory: a multiple of {size} is needed")]
+    Unaligned {
+        /// The device.
+        device: String,
+        /// Bytes of an element.
+        size: usize,
+        /// Where they begin.
+        offset: u64,
+    },
+    /// There is no such device.
+    #[error("{device}: {reason}")]
+    NoDevice {
+        /// As it was named.
+        device: String,
+        /// What there is, and what is missing.
         reason: String,
     },
     /// Host memory could not be had.

@@ -3,6 +3,8 @@
 //! Its memory is mapped twice: the application's addresses fault whoever touches them, and the device copies by others. What is
 //! copied lands late, in no order, or not at all, as a seed says, by the time that is told: a run replays bit for bit.
 
+mod udmabuf;
+
 use std::any::Any;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,9 +20,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{Block, CopyFailed, Device, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket};
+use super::{Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, Queue, Reducer, Span, Staging, Ticket, Tickets, check_elements};
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
+use crate::reduction::{DataType, ReduceOp, reduce};
 
 /// How a strict device behaves. By default it copies right away and never fails.
 #[derive(Clone, Debug)]
@@ -33,7 +36,7 @@ pub struct Strict {
     pub latest: Duration,
     /// One copy of so many fails; none if it is 0.
     pub fails_one_in: u32,
-    /// Copies of a queue that are under way at once.
+    /// Copies or reductions of a queue that are under way at once.
     pub depth: usize,
 }
 
@@ -115,6 +118,46 @@ impl StrictDevice {
         GpuError::Call { device: self.name.clone(), call, reason: reason.to_string() }
     }
 
+    /// Room for one more in a queue that has so many under way.
+    fn check_room(&self, under_way: usize) -> Result<(), GpuError> {
+        if under_way >= self.settings.depth {
+            return Err(GpuError::Full { device: self.name.clone(), copies: under_way });
+        }
+        Ok(())
+    }
+
+    /// The device's own memory of a piece.
+    ///
+    /// # Panics
+    /// If it is another device's.
+    fn own<'a>(&self, span: &'a Span) -> &'a StrictBlock {
+        let block = span.held.block().as_any().downcast_ref::<StrictBlock>();
+        match block.filter(|block| std::ptr::eq(&*block.strict, self)) {
+            Some(block) => block,
+            None => panic!("a piece of another device's memory, in a queue of {}", self.name),
+        }
+    }
+
+    /// What happens to the next of a queue: when, and whether it fails.
+    fn draw(&self, chance: &mut ChaCha8Rng, now: Nanos) -> (Nanos, bool) {
+        let Strict { latest, fails_one_in, .. } = self.settings;
+        let late = (u128::from(chance.next_u64()) * latest.as_nanos()) >> 64;
+        let fails = fails_one_in > 0 && chance.next_u32().is_multiple_of(fails_one_in);
+        (Nanos(now.0 + late as u64), fails)
+    }
+
+    fn chance(&self) -> ChaCha8Rng {
+        let number = self.queues.fetch_add(1, Ordering::Relaxed);
+        ChaCha8Rng::seed_from_u64(self.settings.seed.wrapping_add(number << 32))
+    }
+
+    /// That something has failed, as all of a lost device does.
+    fn failed(&self, ticket: Ticket) -> Failed {
+        let is_lost = self.is_lost.load(Ordering::Relaxed);
+        let reason = if is_lost { "the device is lost" } else { "as the seed says" };
+        Failed::new(ticket, self.refused("copy", reason))
+    }
+
     fn check_lost(&self, call: &'static str) -> Result<(), GpuError> {
         if self.is_lost.load(Ordering::Relaxed) {
             Err(self.refused(call, "the device is lost"))
@@ -137,13 +180,23 @@ impl Device for StrictDevice {
         Ok(Memory::of_device(Arc::new(StrictBlock { device, strict: self.this(), mapped }), address, len))
     }
 
-    fn queue(&self) -> Result<Box<dyn Queue>, GpuError> {
+    fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError> {
         self.check_lost("queue")?;
-        let number = self.queues.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(StrictQueue {
             device: self.this(),
-            chance: ChaCha8Rng::seed_from_u64(self.settings.seed.wrapping_add(number << 32)),
+            staging: staging.clone(),
+            chance: self.chance(),
             copies: VecDeque::with_capacity(self.settings.depth),
+            last: Ticket::NONE,
+        }))
+    }
+
+    fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError> {
+        self.check_lost("reducer")?;
+        Ok(Box::new(StrictReducer {
+            device: self.this(),
+            chance: self.chance(),
+            reductions: VecDeque::with_capacity(self.settings.depth),
             last: Ticket::NONE,
         }))
     }
@@ -157,6 +210,7 @@ struct TwoMappings {
     /// Where the device has them.
     open: NonNull<u8>,
     len: usize,
+    file: File,
 }
 
 // SAFETY: the bytes are reached by copies of raw pointers alone, which nobody has a reference to.
@@ -166,11 +220,11 @@ unsafe impl Sync for TwoMappings {}
 
 impl TwoMappings {
     fn new(len: usize) -> io::Result<TwoMappings> {
-        let file = File::from(memfd_create("ferroce-strict", MemfdFlags::CLOEXEC)?);
+        let file = File::from(memfd_create("ferroce-strict", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(len.max(1) as u64)?;
         let forbidden = map(&file, len, libc::PROT_NONE, 0)?;
         match map(&file, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_POPULATE) {
-            Ok(open) => Ok(TwoMappings { forbidden, open, len }),
+            Ok(open) => Ok(TwoMappings { forbidden, open, len, file }),
             Err(error) => {
                 unmap(forbidden, len);
                 Err(error)
@@ -254,6 +308,17 @@ impl Block for StrictBlock {
         Ok(())
     }
 
+    /// By the kernel's /dev/udmabuf, which makes one of pages.
+    fn export(&self) -> Result<DmaBuf, GpuError> {
+        self.strict.check_lost("export")?;
+        let fd = udmabuf::of(&self.mapped.file, self.mapped.len).map_err(|reason| GpuError::Unsupported {
+            device: self.strict.name.clone(),
+            what: "a dma-buf of its memory".to_owned(),
+            reason,
+        })?;
+        Ok(DmaBuf { fd, offset: 0 })
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
@@ -261,6 +326,7 @@ impl Block for StrictBlock {
 
 struct StrictQueue {
     device: Arc<StrictDevice>,
+    staging: Staging,
     chance: ChaCha8Rng,
     /// Those that are not told to have ended, by their numbers.
     copies: VecDeque<Submitted>,
@@ -274,7 +340,6 @@ struct Submitted {
     has_landed: bool,
     fails: bool,
     direction: Direction,
-    staging: Staging,
     at: usize,
     spans: ArrayVec<Span, MAX_PIECES>,
 }
@@ -285,16 +350,54 @@ enum Direction {
     Scatter,
 }
 
-impl Submitted {
-    fn land(&mut self) {
-        self.has_landed = true;
-        if self.fails {
-            return;
+impl StrictQueue {
+    fn submit(
+        &mut self,
+        now: Nanos,
+        pieces: &[Piece<'_>],
+        (direction, at): (Direction, usize),
+        after: Ticket,
+    ) -> Result<Ticket, GpuError> {
+        self.device.check_lost("copy")?;
+        self.device.check_room(self.copies.len())?;
+        let spans: ArrayVec<Span, MAX_PIECES> = pieces.iter().map(Span::of).collect();
+        let bytes: usize = spans.iter().map(|span| span.len).sum();
+        // What is wrong is found out here and not when it lands.
+        self.staging.place(at, bytes);
+        for span in &spans {
+            let _its_own = self.device.own(span);
         }
+        let (due, fails) = self.device.draw(&mut self.chance, now);
+        let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
+        let due = due.max(before.unwrap_or(Nanos::ZERO));
+        self.last = self.last.next();
+        self.device.copies.fetch_add(1, Ordering::Relaxed);
+        self.device.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        let copy = Submitted { ticket: self.last, due, has_landed: false, fails, direction, at, spans };
+        self.copies.push_back(copy);
+        Ok(self.last)
+    }
+
+    /// Lands what is due by `now`, in the order of the times.
+    fn land(&mut self, now: Nanos) {
+        let StrictQueue { device, staging, copies, .. } = self;
+        let is_next = |copy: &&mut Submitted| !copy.has_landed && copy.due <= now;
+        while let Some(copy) = copies.iter_mut().filter(is_next).min_by_key(|copy| (copy.due, copy.ticket)) {
+            copy.has_landed = true;
+            copy.fails |= device.is_lost.load(Ordering::Relaxed);
+            if !copy.fails {
+                copy.carry_out(device, staging);
+            }
+        }
+    }
+}
+
+impl Submitted {
+    fn carry_out(&self, device: &StrictDevice, staging: &Staging) {
         let mut at = self.at;
         for span in &self.spans {
-            let Some(block) = span.held.block().as_any().downcast_ref::<StrictBlock>() else { continue };
-            let (staged, own) = (self.staging.place(at, span.len), block.mapped.place(span.offset, span.len));
+            let own = device.own(span).mapped.place(span.offset, span.len);
+            let staged = staging.place(at, span.len);
             let (from, to) = match self.direction {
                 Direction::Gather => (own, staged),
                 Direction::Scatter => (staged, own),
@@ -306,77 +409,24 @@ impl Submitted {
     }
 }
 
-impl StrictQueue {
-    fn submit(
-        &mut self,
-        now: Nanos,
-        pieces: &[Piece<'_>],
-        (direction, staging, at): (Direction, &Staging, usize),
-        after: Ticket,
-    ) -> Result<Ticket, GpuError> {
-        let Strict { latest, fails_one_in, depth, .. } = self.device.settings;
-        self.device.check_lost("copy")?;
-        if self.copies.len() >= depth {
-            return Err(GpuError::Full { device: self.device.name.clone(), copies: depth });
-        }
-        let spans: ArrayVec<Span, MAX_PIECES> = pieces.iter().map(Span::of).collect();
-        let bytes: usize = spans.iter().map(|span| span.len).sum();
-        // What is wrong is found out here and not when it lands.
-        staging.place(at, bytes);
-        for span in &spans {
-            let block = span.held.block().as_any().downcast_ref::<StrictBlock>();
-            let is_own = block.is_some_and(|block| Arc::ptr_eq(&block.strict, &self.device));
-            assert!(is_own, "a piece of another device's memory, in a queue of {}", self.device.name);
-        }
-        let late = (u128::from(self.chance.next_u64()) * latest.as_nanos()) >> 64;
-        let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
-        let due = Nanos(now.0 + late as u64).max(before.unwrap_or(Nanos::ZERO));
-        let fails = fails_one_in > 0 && self.chance.next_u32().is_multiple_of(fails_one_in);
-        self.last = self.last.next();
-        self.device.copies.fetch_add(1, Ordering::Relaxed);
-        self.device.copied.fetch_add(bytes as u64, Ordering::Relaxed);
-        let staging = staging.clone();
-        let copy =
-            Submitted { ticket: self.last, due, has_landed: false, fails, direction, staging, at, spans };
-        self.copies.push_back(copy);
-        Ok(self.last)
-    }
-
-    /// Lands what is due by `now`, in the order of the times.
-    fn land(&mut self, now: Nanos) {
-        let is_next = |copy: &&mut Submitted| !copy.has_landed && copy.due <= now;
-        while let Some(copy) =
-            self.copies.iter_mut().filter(is_next).min_by_key(|copy| (copy.due, copy.ticket))
-        {
-            copy.fails |= self.device.is_lost.load(Ordering::Relaxed);
-            copy.land();
-        }
-    }
-}
-
 impl Queue for StrictQueue {
-    fn gather(
-        &mut self,
-        now: Nanos,
-        from: &[Piece<'_>],
-        to: &Staging,
-        at: usize,
-    ) -> Result<Ticket, GpuError> {
-        self.submit(now, from, (Direction::Gather, to, at), Ticket::NONE)
+    fn gather(&mut self, now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError> {
+        self.submit(now, from, (Direction::Gather, at), Ticket::NONE)
     }
 
     fn scatter(
         &mut self,
         now: Nanos,
-        from: &Staging,
         at: usize,
         to: &[Piece<'_>],
         after: Ticket,
     ) -> Result<Ticket, GpuError> {
-        self.submit(now, to, (Direction::Scatter, from, at), after)
+        self.submit(now, to, (Direction::Scatter, at), after)
     }
+}
 
-    fn done(&mut self, now: Nanos) -> Result<Ticket, CopyFailed> {
+impl Tickets for StrictQueue {
+    fn done(&mut self, now: Nanos) -> Result<Ticket, Failed> {
         let is_lost = self.device.is_lost.load(Ordering::Relaxed);
         self.land(if is_lost { Nanos::NEVER } else { now });
         while let Some(copy) = self.copies.front()
@@ -385,8 +435,7 @@ impl Queue for StrictQueue {
             let (ticket, fails) = (copy.ticket, copy.fails);
             self.copies.pop_front();
             if fails {
-                let reason = if is_lost { "the device is lost" } else { "as the seed says" };
-                return Err(CopyFailed { ticket, source: self.device.refused("copy", reason) });
+                return Err(self.device.failed(ticket));
             }
         }
         Ok(self.copies.front().map_or(self.last, |copy| Ticket(copy.ticket.0 - 1)))
@@ -404,6 +453,94 @@ impl Queue for StrictQueue {
 impl Drop for StrictQueue {
     fn drop(&mut self) {
         self.land(Nanos::NEVER);
+    }
+}
+
+struct StrictReducer {
+    device: Arc<StrictDevice>,
+    chance: ChaCha8Rng,
+    /// Those that have not ended.
+    reductions: VecDeque<Reduction>,
+    last: Ticket,
+}
+
+struct Reduction {
+    ticket: Ticket,
+    due: Nanos,
+    fails: bool,
+    what: (DataType, ReduceOp),
+    target: Span,
+    source: Span,
+}
+
+impl Reducer for StrictReducer {
+    fn reduce(
+        &mut self,
+        now: Nanos,
+        what: (DataType, ReduceOp),
+        target: Piece<'_>,
+        source: Piece<'_>,
+    ) -> Result<Ticket, GpuError> {
+        self.device.check_lost("reduce")?;
+        self.device.check_room(self.reductions.len())?;
+        check_elements(&self.device.name, what.0, &target, &source)?;
+        let [target, source] = [target, source].map(|piece| Span::of(&piece));
+        for span in [&target, &source] {
+            let _its_own = self.device.own(span);
+        }
+        let (due, fails) = self.device.draw(&mut self.chance, now);
+        // Each behind the one before.
+        let due = self.reductions.back().map_or(due, |before| before.due.max(due));
+        self.last = self.last.next();
+        self.reductions.push_back(Reduction { ticket: self.last, due, fails, what, target, source });
+        Ok(self.last)
+    }
+}
+
+impl Tickets for StrictReducer {
+    fn done(&mut self, now: Nanos) -> Result<Ticket, Failed> {
+        let is_lost = self.device.is_lost.load(Ordering::Relaxed);
+        while self.reductions.front().is_some_and(|first| is_lost || first.due <= now)
+            && let Some(first) = self.reductions.pop_front()
+        {
+            if is_lost || first.fails {
+                return Err(self.device.failed(first.ticket));
+            }
+            first.carry_out(&self.device);
+        }
+        Ok(self.reductions.front().map_or(self.last, |first| Ticket(first.ticket.0 - 1)))
+    }
+
+    fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        let is_lost = self.device.is_lost.load(Ordering::Relaxed);
+        self.reductions.front().map(|first| if is_lost { now } else { first.due })
+    }
+}
+
+impl Reduction {
+    fn carry_out(&self, device: &StrictDevice) {
+        let (mut a, mut b) = ([0; 512], [0; 512]);
+        for done in (0..self.target.len).step_by(a.len()) {
+            let len = (self.target.len - done).min(a.len());
+            let [target, source] = [&self.target, &self.source]
+                .map(|span| device.own(span).mapped.place(span.offset + done as u64, len));
+            // SAFETY: so many bytes at each, which nobody has a reference to; those here are nobody else's.
+            unsafe {
+                target.copy_to_nonoverlapping(NonNull::from(&mut a).cast(), len);
+                source.copy_to_nonoverlapping(NonNull::from(&mut b).cast(), len);
+            }
+            reduce(self.what.0, self.what.1, &mut a[..len], &b[..len]);
+            // SAFETY: as above.
+            unsafe { target.copy_from_nonoverlapping(NonNull::from(&mut a).cast(), len) };
+        }
+    }
+}
+
+impl Drop for StrictReducer {
+    fn drop(&mut self) {
+        for reduction in self.reductions.drain(..).filter(|reduction| !reduction.fails) {
+            reduction.carry_out(&self.device);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{Handle, Memory, MemoryError, MemoryKind};
-use crate::gpu::{Block, Device};
+use crate::gpu::{Block, Device, DmaBuf};
 
 impl Memory {
     /// Memory of a GPU, which is one block of it. `address` is what the device calls its first byte; a device whose memory has
@@ -21,11 +21,26 @@ impl Memory {
         self.device_block().map(|block| block.device())
     }
 
+    /// Its block, if it is of that type.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn block_as<T: Block>(&self) -> Option<&T> {
+        self.device_block()?.as_any().downcast_ref()
+    }
+
     fn device_block(&self) -> Option<&Arc<dyn Block>> {
         match &self.block.block {
             super::Block::Device(block) => Some(block),
             _ => None,
         }
+    }
+
+    /// The GPU's memory as a dma-buf, by which a network card reaches it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Gpu`] with what is missing; [`MemoryError::NotADevices`] for memory of the host.
+    pub fn export(&self) -> Result<DmaBuf, MemoryError> {
+        let block = self.device_block().ok_or(MemoryError::NotADevices)?;
+        block.export().map_err(|error| MemoryError::Gpu(Box::new(error)))
     }
 
     /// Bytes of a GPU's memory, for a copy of its. `None` outside the block, and for memory of the host.

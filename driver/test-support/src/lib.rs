@@ -9,6 +9,7 @@
 //! - [`keep`]: the test that every port passes whose frames may be kept.
 //! - [`readiness`]: the test that every port passes that can be waited for by file descriptor.
 //! - [`mortal`]: a port that dies when told.
+//! - [`opencl`]: a device of OpenCL to test with.
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
 //! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
@@ -26,6 +27,7 @@ pub mod exchange;
 pub mod keep;
 pub mod mortal;
 pub mod namespaces;
+pub mod opencl;
 pub mod patience;
 pub mod random;
 pub mod rdmacm_stub;

@@ -158,15 +158,17 @@ impl StagingPool {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
         if self.memory.is_none() {
+            // Devices may pin it page by page.
             self.memory = Some(Staging::new(self.chunk * usize::from(self.limit))?);
             self.chunks = vec![Chunk { held: None, copies: 0, since: Nanos::ZERO }; self.limit.into()].into();
             self.free = (0..self.limit).rev().collect();
             self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
             self.open.reserve(max_qps);
         }
+        let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = || -> Result<Lane, GpuError> {
             let flights = VecDeque::with_capacity(usize::from(self.limit));
-            Ok(Lane { queue: device.queue()?, flights, ended: Ticket::NONE, failed: None })
+            Ok(Lane { queue: device.queue(memory)?, flights, ended: Ticket::NONE, failed: None })
         };
         let copier = Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? };
         self.copiers.push(copier);
@@ -319,11 +321,11 @@ impl StagingPool {
     ) -> Result<u64, GpuError> {
         let number = self.number();
         let start = usize::from(chunk) * self.chunk + at;
-        let (Some(memory), Some(copier)) = (&self.memory, self.copiers.get_mut(usize::from(copier))) else {
+        let Some(copier) = self.copiers.get_mut(usize::from(copier)) else {
             unreachable!("a region of a device has its copier")
         };
         let Lane { queue, flights, .. } = &mut copier.gathers;
-        let ticket = queue.gather(now, pieces, memory, start)?;
+        let ticket = queue.gather(now, pieces, start)?;
         self.started.gathers += 1;
         self.started.bytes += bytes_of(pieces);
         flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
@@ -341,11 +343,11 @@ impl StagingPool {
         after: Ticket,
     ) -> Result<Ticket, GpuError> {
         let start = usize::from(chunk) * self.chunk;
-        let (Some(memory), Some(copier)) = (&self.memory, self.copiers.get_mut(usize::from(copier))) else {
+        let Some(copier) = self.copiers.get_mut(usize::from(copier)) else {
             unreachable!("a region of a device has its copier")
         };
         let Lane { queue, flights, .. } = &mut copier.scatters;
-        let ticket = queue.scatter(now, memory, start, pieces, after)?;
+        let ticket = queue.scatter(now, start, pieces, after)?;
         self.started.scatters += 1;
         self.started.bytes += bytes_of(pieces);
         flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });

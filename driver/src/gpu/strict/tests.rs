@@ -51,11 +51,12 @@ fn its_addresses_fault() {
 fn copies_land_when_they_are_due_and_end_in_their_order() {
     let device = Strict { seed: 7, latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
     let (from, to) = (filled(&device, &[7; 64]), filled(&device, &[0; 64]));
-    let (staging, mut queue) = (Staging::new(128).unwrap(), device.queue().unwrap());
+    let staging = Staging::new(128).unwrap();
+    let mut queue = device.queue(&staging).unwrap();
     let piece = |memory, offset, len| Memory::piece(memory, offset, len).unwrap();
     let mut tickets = Vec::new();
     for n in 0..16 {
-        tickets.push(queue.gather(Nanos(0), &[piece(&from, 4 * n, 4)], &staging, 4 * n as usize).unwrap());
+        tickets.push(queue.gather(Nanos(0), &[piece(&from, 4 * n, 4)], 4 * n as usize).unwrap());
     }
     assert_eq!(tickets, (1..=16).map(Ticket).collect::<Vec<_>>());
     let (mut out_of_order, mut watermark) = (false, Ticket::NONE);
@@ -74,8 +75,8 @@ fn copies_land_when_they_are_due_and_end_in_their_order() {
     for round in 0..50 {
         staging.write(0, &[round; 64]);
         staging.write(64, &[100 + round; 64]);
-        let first = queue.scatter(LATER, &staging, 0, &[piece(&to, 0, 64)], Ticket::NONE).unwrap();
-        let last = queue.scatter(LATER, &staging, 64, &[piece(&to, 0, 64)], first).unwrap();
+        let first = queue.scatter(LATER, 0, &[piece(&to, 0, 64)], Ticket::NONE).unwrap();
+        let last = queue.scatter(LATER, 64, &[piece(&to, 0, 64)], first).unwrap();
         while queue.done(queue.next_deadline(LATER).unwrap()).unwrap() < last {}
         assert_eq!(bytes_of(&to), [100 + round; 64]);
     }
@@ -85,8 +86,9 @@ fn copies_land_when_they_are_due_and_end_in_their_order() {
 fn what_is_under_way_stays() {
     let device = Strict { latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
     let mut memory = filled(&device, b"kept");
-    let (staging, mut queue) = (Staging::new(4).unwrap(), device.queue().unwrap());
-    queue.gather(Nanos(0), &[memory.piece(0, 4).unwrap()], &staging, 0).unwrap();
+    let staging = Staging::new(4).unwrap();
+    let mut queue = device.queue(&staging).unwrap();
+    queue.gather(Nanos(0), &[memory.piece(0, 4).unwrap()], 0).unwrap();
     assert!(memory.is_pinned());
     drop(memory);
     let found = staging.clone();
@@ -100,14 +102,15 @@ fn what_is_under_way_stays() {
 fn copies_fail_one_by_one_and_all_of_a_lost_device() {
     let device = Strict { seed: 1, fails_one_in: 3, depth: 8, ..Strict::default() }.open().unwrap();
     let memory = filled(&device, &[1; 8]);
-    let (staging, mut queue) = (Staging::new(8).unwrap(), device.queue().unwrap());
+    let staging = Staging::new(8).unwrap();
+    let mut queue = device.queue(&staging).unwrap();
     let mut failed = Vec::new();
     for ticket in (1..=100).map(Ticket) {
         staging.write(0, &[0; 8]);
-        assert_eq!(queue.gather(Nanos(0), &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap(), ticket);
+        assert_eq!(queue.gather(Nanos(0), &[memory.piece(0, 8).unwrap()], 0).unwrap(), ticket);
         let fails = match queue.done(Nanos(0)) {
             Ok(done) => done != ticket,
-            Err(CopyFailed { ticket: which, .. }) => which == ticket,
+            Err(Failed { ticket: which, .. }) => which == ticket,
         };
         assert_eq!(staging.span(0, 8).first::<8>() == Some([0; 8]), fails);
         failed.extend(fails.then_some(ticket));
@@ -115,15 +118,75 @@ fn copies_fail_one_by_one_and_all_of_a_lost_device() {
     assert!((20..50).contains(&failed.len()), "{failed:?}");
 
     for _ in 0..8 {
-        queue.gather(LATER, &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap();
+        queue.gather(LATER, &[memory.piece(0, 8).unwrap()], 0).unwrap();
     }
-    let full = queue.gather(LATER, &[memory.piece(0, 8).unwrap()], &staging, 0).unwrap_err();
-    assert!(full.to_string().contains("8 copies are under way"), "{full}");
+    let full = queue.gather(LATER, &[memory.piece(0, 8).unwrap()], 0).unwrap_err();
+    assert!(full.to_string().contains("8 copies or reductions are under way"), "{full}");
     device.lose();
     let ends: Vec<_> = (0..8).map(|_| queue.done(Nanos(0)).unwrap_err()).collect();
     assert_eq!(ends.iter().map(|end| end.ticket.0).collect::<Vec<_>>(), (101..=108).collect::<Vec<_>>());
-    assert_eq!(ends[0].to_string(), "copy 101 has failed: strict:1: copy: the device is lost");
+    assert_eq!(ends[0].to_string(), "ticket 101 has failed: strict:1: copy: the device is lost");
     assert_eq!(queue.done(Nanos(0)).unwrap(), Ticket(108));
     assert!(memory.read(0, &mut [0]).unwrap_err().to_string().contains("the device is lost"));
-    assert!(device.allocate(1).is_err() && device.queue().is_err());
+    assert!(device.allocate(1).is_err() && device.queue(&staging).is_err());
+}
+
+/// As the processor has it, for each type and operation, whatever is in the memory.
+#[test]
+fn reductions_are_those_of_the_processor() {
+    let device = Strict::default().latest(Duration::from_millis(1)).open().unwrap();
+    let mut chance = ChaCha8Rng::seed_from_u64(1);
+    let mut draw = || {
+        let mut bytes = [0; 1024];
+        chance.fill_bytes(&mut bytes);
+        bytes
+    };
+    let mut reducer = device.reducer().unwrap();
+    for data_type in DataType::ALL {
+        for op in ReduceOp::ALL {
+            let (mut a, b, c) = (draw(), draw(), draw());
+            let [target, first, second] = [&a, &b, &c].map(|bytes| filled(&device, bytes));
+            let pieces = |source| (target.piece(8, 1000).unwrap(), Memory::piece(source, 24, 1000).unwrap());
+            let last = [&first, &second].map(|source| {
+                let (target, source) = pieces(source);
+                reducer.reduce(LATER, (data_type, op), target, source).unwrap()
+            })[1];
+            while reducer.done(reducer.next_deadline(LATER).unwrap()).unwrap() < last {}
+            for source in [b, c] {
+                reduce(data_type, op, &mut a[8..1008], &source[24..]);
+            }
+            assert_eq!(bytes_of(&target), a, "{op} of {data_type}");
+        }
+    }
+    let memory = device.allocate(64).unwrap();
+    let piece = |offset, len| memory.piece(offset, len).unwrap();
+    let mut refused = |target, source| {
+        reducer.reduce(LATER, (DataType::F64, ReduceOp::Sum), target, source).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(piece(0, 16), piece(20, 16)),
+        "strict:0: elements of 8 bytes begin at byte 20 of its memory: a multiple of 8 is needed"
+    );
+    device.lose();
+    assert!(refused(piece(0, 16), piece(24, 16)).contains("the device is lost"));
+}
+
+/// Where the kernel has /dev/udmabuf, the pages are the same; elsewhere the refusal says so.
+#[test]
+fn it_is_exported_where_the_kernel_can() {
+    let device = Strict::default().open().unwrap();
+    let memory = filled(&device, &[9; 8192]);
+    let exported = memory.export();
+    if !std::path::Path::new("/dev/udmabuf").exists() {
+        let refused = exported.unwrap_err().to_string();
+        assert!(refused.contains("a dma-buf of its memory: /dev/udmabuf"), "{refused}");
+        return;
+    }
+    let DmaBuf { fd, offset } = exported.unwrap();
+    let mapped = map(&File::from(fd), 8192, libc::PROT_READ, 0).unwrap();
+    let mut found = [0; 8192];
+    // SAFETY: so many bytes are mapped.
+    unsafe { mapped.copy_to_nonoverlapping(NonNull::from(&mut found).cast(), found.len()) };
+    unmap(mapped, 8192);
+    assert_eq!((offset, found), (0, [9; 8192]));
 }

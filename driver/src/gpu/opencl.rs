@@ -1,0 +1,331 @@
+//! GPUs by OpenCL 1.2 or later, of any manufacturer: `libOpenCL.so.1` is loaded when the first is asked for.
+//!
+//! On Debian that is `ocl-icd-libopencl1` and a driver: the manufacturer's, or `pocl-opencl-icd`, which has the CPU as a device and is what
+//! ferroce is tested on.
+//!
+//! ```no_run
+//! use ferroce_driver::gpu::{Device, opencl};
+//!
+//! for found in opencl::devices()? {
+//!     println!("opencl:{}: {} of {}", found.index, found.name, found.platform);
+//! }
+//! let memory = opencl::open(0)?.allocate(1 << 20)?; // to be registered, and written by peers
+//! # Ok::<(), ferroce_driver::gpu::GpuError>(())
+//! ```
+//!
+//! Memory that a program has allocated itself is [imported](OpenCl::import), by a handle of its own context ([`OpenCl::of_context`]).
+
+mod buffer;
+mod object;
+mod queue;
+mod reducer;
+
+use std::any::Any;
+use std::ffi::{CString, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use cl3::command_queue::{CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE, create_command_queue};
+use cl3::context::create_context;
+use cl3::device::{self, get_device_data, get_device_ids};
+use cl3::platform::{self, get_platform_data, get_platform_ids};
+use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_source, get_program_build_data};
+
+use self::buffer::Buffer;
+use self::object::{Kind, Object, said};
+use super::{Block, Device, GpuError, Queue, Reducer, Staging};
+use crate::memory::Memory;
+use crate::reduction::DataType;
+
+/// A device that OpenCL has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Description {
+    /// Its number: `opencl:N`.
+    pub index: usize,
+    /// Whose implementation it is.
+    pub platform: String,
+    /// What it calls itself.
+    pub name: String,
+    /// Whether it is the CPU.
+    pub is_cpu: bool,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// Its place on the PCI bus, as `0000:3b:00.0`, if it is at one and tells.
+    pub pci: Option<String>,
+}
+
+/// The devices of all implementations, in the order in which they are found.
+///
+/// # Errors
+/// [`GpuError::NoDevice`] with what is missing, if there is no OpenCL or it has no device.
+pub fn devices() -> Result<Vec<Description>, GpuError> {
+    Ok(found("opencl")?.iter().enumerate().map(|(index, id)| describe(index, *id)).collect())
+}
+
+/// Opens the device `opencl:N`. Memory and queues belong to the handle that made them: open a device once.
+///
+/// # Errors
+/// [`GpuError::NoDevice`]; [`GpuError::Call`].
+pub fn open(index: usize) -> Result<Arc<OpenCl>, GpuError> {
+    let name = format!("opencl:{index}");
+    let found = found(&name)?;
+    let Some(Id(device)) = found.get(index).copied() else {
+        let reason = format!("there are {} devices of OpenCL, counted from 0", found.len());
+        return Err(GpuError::NoDevice { device: name, reason });
+    };
+    let context = create_context(&[device], null(), None, null_mut()).map_err(said(&name, "clCreateContext"))?;
+    // SAFETY: it was just created, and nobody else has it.
+    OpenCl::new(name, unsafe { Object::owned(Kind::Context, context) }, device)
+}
+
+/// A `cl_device_id`. Those of whole devices are never freed.
+#[derive(Clone, Copy, Debug)]
+struct Id(*mut c_void);
+
+fn found(name: &str) -> Result<Vec<Id>, GpuError> {
+    let none = |reason: String| GpuError::NoDevice { device: name.to_owned(), reason };
+    if !cl3::is_opencl_runtime_available() {
+        return Err(none(
+            "libOpenCL.so.1 can't be loaded (apt-get install ocl-icd-libopencl1, and the driver of a GPU or pocl-opencl-icd)"
+                .to_owned(),
+        ));
+    }
+    // Without any implementation the loader says -1001.
+    let platforms = get_platform_ids().unwrap_or_default();
+    let ids = platforms.iter().filter_map(|id| get_device_ids(*id, device::CL_DEVICE_TYPE_ALL).ok());
+    let ids: Vec<Id> = ids.flatten().map(Id).collect();
+    if ids.is_empty() {
+        return Err(none(format!(
+            "OpenCL has {} implementations and no device (install the driver of a GPU, or pocl-opencl-icd)",
+            platforms.len()
+        )));
+    }
+    Ok(ids)
+}
+
+fn describe(index: usize, Id(id): Id) -> Description {
+    let platform = number(id, device::CL_DEVICE_PLATFORM).map(|platform| platform as usize as *mut c_void);
+    let platform = platform.and_then(|id| get_platform_data(id, platform::CL_PLATFORM_NAME).ok());
+    let name = get_device_data(id, device::CL_DEVICE_NAME).ok();
+    let kind = number(id, device::CL_DEVICE_TYPE).unwrap_or_default();
+    Description {
+        index,
+        platform: text(platform),
+        name: text(name),
+        is_cpu: kind & device::CL_DEVICE_TYPE_CPU != 0,
+        memory: number(id, device::CL_DEVICE_GLOBAL_MEM_SIZE).unwrap_or_default(),
+        pci: pci(id),
+    }
+}
+
+/// A number that the device is asked for, of whatever size.
+fn number(id: *mut c_void, what: u32) -> Option<u64> {
+    let data = get_device_data(id, what).ok()?;
+    let mut bytes = [0; 8];
+    bytes.get_mut(..data.len())?.copy_from_slice(&data);
+    Some(u64::from_le_bytes(bytes))
+}
+
+fn text(bytes: Option<Vec<u8>>) -> String {
+    let text = String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
+    text.trim_matches(['\0', ' ']).to_owned()
+}
+
+/// By `cl_khr_pci_bus_info`, which has four numbers.
+fn pci(id: *mut c_void) -> Option<String> {
+    let data = get_device_data(id, device::CL_DEVICE_PCI_BUS_INFO_KHR).ok()?;
+    let (numbers, []) = data.as_chunks::<4>() else { return None };
+    let [domain, bus, device, function] = *numbers else { return None };
+    let [domain, bus, device, function] = [domain, bus, device, function].map(u32::from_le_bytes);
+    Some(format!("{domain:04x}:{bus:02x}:{device:02x}.{function:x}"))
+}
+
+/// A device of OpenCL.
+#[derive(Debug)]
+pub struct OpenCl {
+    this: Weak<OpenCl>,
+    name: String,
+    context: Object,
+    id: *mut c_void,
+    /// For copies that are waited for.
+    copies: Mutex<Object>,
+    /// The reductions, once they are built.
+    program: OnceLock<Result<Object, GpuError>>,
+}
+
+// SAFETY: functions of OpenCL may be called by any thread, for any object (but `clSetKernelArg`, which queues call for kernels of
+// their own); pointers are only given to them.
+unsafe impl Send for OpenCl {}
+// SAFETY: as above.
+unsafe impl Sync for OpenCl {}
+
+impl OpenCl {
+    /// A device in a context of the program's own, with which memory can be [imported](OpenCl::import). It keeps a share in the
+    /// context.
+    ///
+    /// # Safety
+    /// `context` is a `cl_context`, and `device` a `cl_device_id` that it was made with.
+    ///
+    /// # Errors
+    /// [`GpuError::Call`].
+    pub unsafe fn of_context(
+        name: impl Into<String>,
+        context: *mut c_void,
+        device: *mut c_void,
+    ) -> Result<Arc<OpenCl>, GpuError> {
+        let name = name.into();
+        // SAFETY: it is a context, as the caller says.
+        let context = unsafe { Object::shared(&name, Kind::Context, context) }?;
+        OpenCl::new(name, context, device)
+    }
+
+    fn new(name: String, context: Object, id: *mut c_void) -> Result<Arc<OpenCl>, GpuError> {
+        let copies = commands(&name, &context, id, 0)?;
+        Ok(Arc::new_cyclic(|this| OpenCl {
+            this: this.clone(),
+            name,
+            context,
+            id,
+            copies: Mutex::new(copies),
+            program: OnceLock::new(),
+        }))
+    }
+
+    /// What [`open`] has as `cl_context`, for programs that compute with the device. It is valid for as long as this is.
+    pub fn context(&self) -> *mut c_void {
+        self.context.raw()
+    }
+
+    /// Its `cl_device_id`.
+    pub fn id(&self) -> *mut c_void {
+        self.id
+    }
+
+    /// Memory that somebody else has allocated: a `cl_mem` of this device's context, all of it. It keeps a share in the buffer, which
+    /// lives until the memory is dropped, and goes on living if the program has one too.
+    ///
+    /// While it is registered, peers and copies read and write it at any time: the program orders its own commands with completions.
+    ///
+    /// # Safety
+    /// `buffer` is a `cl_mem`.
+    ///
+    /// # Errors
+    /// [`GpuError::Call`], also if it is a buffer of another context.
+    pub unsafe fn import(&self, buffer: *mut c_void) -> Result<Memory, GpuError> {
+        // SAFETY: it is a buffer, as the caller says.
+        let object = unsafe { Object::shared(&self.name, Kind::Memory, buffer) }?;
+        Buffer::imported(self.this(), object)
+    }
+
+    /// The `cl_mem` of this device's memory, for programs that compute with it. It is valid for as long as the memory is. `None`
+    /// for any other memory.
+    pub fn buffer(memory: &Memory) -> Option<*mut c_void> {
+        memory.block_as::<Buffer>().map(|buffer| buffer.object().raw())
+    }
+
+    fn this(&self) -> Arc<OpenCl> {
+        // Whoever calls has it by an `Arc`, for there is no other way to make one.
+        self.this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+    }
+
+    fn failed(&self, call: &'static str) -> impl Fn(i32) -> GpuError {
+        said(&self.name, call)
+    }
+
+    fn unsupported(&self, what: impl Into<String>, reason: impl Into<String>) -> GpuError {
+        GpuError::Unsupported { device: self.name.clone(), what: what.into(), reason: reason.into() }
+    }
+
+    /// A queue in which commands overtake one another, where the device has such.
+    fn commands_in_any_order(&self) -> Result<Object, GpuError> {
+        let has = number(self.id, device::CL_DEVICE_QUEUE_ON_HOST_PROPERTIES).unwrap_or_default();
+        commands(&self.name, &self.context, self.id, has & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)
+    }
+
+    fn commands_in_order(&self) -> Result<Object, GpuError> {
+        commands(&self.name, &self.context, self.id, 0)
+    }
+
+    /// Calls with the queue of copies that are waited for.
+    fn with_copies<T>(&self, call: impl FnOnce(&Object) -> T) -> T {
+        call(&self.copies.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The reductions, which are built when they are first asked for.
+    fn program(&self) -> Result<&Object, GpuError> {
+        self.program.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
+    }
+
+    fn build(&self) -> Result<Object, GpuError> {
+        let rounding = number(self.id, device::CL_DEVICE_SINGLE_FP_CONFIG).unwrap_or_default();
+        let needed = device::CL_FP_DENORM | device::CL_FP_ROUND_TO_NEAREST | device::CL_FP_INF_NAN;
+        if rounding & needed != needed {
+            let reason = "it has no subnormal numbers, infinities or rounding to the nearest, so that its sums would differ";
+            return Err(self.unsupported("reductions", reason));
+        }
+        let sources = [include_str!("opencl/prelude.c"), include_str!("reduce.c")];
+        let program = create_program_with_source(self.context.raw(), &sources);
+        let program = program.map_err(self.failed("clCreateProgramWithSource"))?;
+        // SAFETY: it was just created, and nobody else has it.
+        let program = unsafe { Object::owned(Kind::Program, program) };
+        let options = CString::from(c"-cl-std=CL1.2");
+        build_program(program.raw(), &[self.id], &options, None, null_mut()).map_err(|code| {
+            let log = text(get_program_build_data(program.raw(), self.id, CL_PROGRAM_BUILD_LOG).ok());
+            let GpuError::Call { device, call, reason } = self.failed("clBuildProgram")(code) else {
+                unreachable!("a failed call")
+            };
+            GpuError::Call { device, call, reason: format!("{reason}: {log}") }
+        })?;
+        Ok(program)
+    }
+
+    fn computes_with(&self, data_type: DataType) -> Result<(), GpuError> {
+        let doubles = || number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default();
+        if data_type == DataType::F64 && doubles() == 0 {
+            return Err(self.unsupported("reductions of f64", "it has no double precision (cl_khr_fp64)"));
+        }
+        Ok(())
+    }
+}
+
+fn commands(name: &str, context: &Object, id: *mut c_void, properties: u64) -> Result<Object, GpuError> {
+    // SAFETY: a device of the context.
+    let queue = unsafe { create_command_queue(context.raw(), id, properties) };
+    let queue = queue.map_err(said(name, "clCreateCommandQueue"))?;
+    // SAFETY: it was just created, and nobody else has it.
+    Ok(unsafe { Object::owned(Kind::Commands, queue) })
+}
+
+impl Device for OpenCl {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn allocate(&self, len: usize) -> Result<Memory, GpuError> {
+        Buffer::allocated(self.this(), len)
+    }
+
+    fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError> {
+        Ok(Box::new(queue::CopyQueue::new(self.this(), staging)?))
+    }
+
+    fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError> {
+        Ok(Box::new(reducer::KernelQueue::new(self.this())?))
+    }
+}
+
+/// A block of this device's, if it is one's.
+///
+/// # Panics
+/// If it is not.
+fn own<'a>(device: &OpenCl, block: &'a dyn Block) -> &'a Buffer {
+    let buffer = (block.as_any() as &dyn Any).downcast_ref::<Buffer>();
+    match buffer.filter(|buffer| std::ptr::eq(buffer.opencl(), device)) {
+        Some(buffer) => buffer,
+        None => panic!("a piece of another device's memory, in a queue of {}", device.name),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,268 @@
+//! Copies between a device's memory and staging.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use cl3::command_queue::{
+    enqueue_map_buffer, enqueue_read_buffer, enqueue_unmap_mem_object,
+    enqueue_write_buffer, finish, flush,
+};
+use cl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, get_event_info};
+use cl3::info_type::InfoType;
+use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR, create_buffer};
+
+use super::object::{Kind, Object};
+use super::{OpenCl, own};
+use crate::Nanos;
+use crate::gpu::{Failed, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket, Tickets};
+use crate::memory::Piece;
+
+/// Copies that are under way at once.
+const DEPTH: usize = 64;
+
+pub(super) struct CopyQueue {
+    opencl: Arc<OpenCl>,
+    commands: Object,
+    staging: PinnedStaging,
+    copies: VecDeque<UnderWay>,
+    last: Ticket,
+    /// Room for the events that a copy waits for.
+    before: Vec<*mut c_void>,
+}
+
+// SAFETY: what `before` holds is used during a call alone.
+unsafe impl Send for CopyQueue {}
+
+/// What was submitted under one ticket.
+pub(super) struct UnderWay {
+    pub(super) ticket: Ticket,
+    /// One for each piece. Those at the front may have ended.
+    pub(super) events: ArrayVec<Object, MAX_PIECES>,
+    /// How many of them are known to have ended.
+    ended: usize,
+    /// A call that was refused, or what a command ended with.
+    failed: Option<(&'static str, i32)>,
+    /// What is kept until then.
+    _spans: ArrayVec<Span, MAX_PIECES>,
+}
+
+impl UnderWay {
+    pub(super) fn new(ticket: Ticket, spans: ArrayVec<Span, MAX_PIECES>) -> UnderWay {
+        UnderWay { ticket, events: ArrayVec::new(), ended: 0, failed: None, _spans: spans }
+    }
+
+    /// Takes what a call has returned. Whether it was submitted.
+    pub(super) fn submitted(&mut self, call: &'static str, event: Result<*mut c_void, i32>) -> bool {
+        match event {
+            // SAFETY: it was just created, and nobody else has it.
+            Ok(event) => self.events.push(unsafe { Object::owned(Kind::Event, event) }),
+            Err(code) => self.failed = Some((call, code)),
+        }
+        self.failed.is_none()
+    }
+
+    /// Whether all of it has ended.
+    fn has_ended(&mut self) -> bool {
+        while let Some(event) = self.events.get(self.ended) {
+            match get_event_info(event.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) {
+                Ok(InfoType::Int(CL_COMPLETE)) => {}
+                Ok(InfoType::Int(code)) if code > 0 => return false,
+                Ok(InfoType::Int(code)) => drop(self.failed.get_or_insert(("a command on it", code))),
+                Ok(_) => return false,
+                Err(code) => drop(self.failed.get_or_insert(("clGetEventInfo", code))),
+            }
+            self.ended += 1;
+        }
+        true
+    }
+}
+
+/// The watermark of what is under way, oldest first.
+pub(super) fn done(
+    opencl: &OpenCl,
+    under_way: &mut VecDeque<UnderWay>,
+    last: Ticket,
+) -> Result<Ticket, Failed> {
+    while under_way.front_mut().is_some_and(UnderWay::has_ended)
+        && let Some(ended) = under_way.pop_front()
+    {
+        if let Some((call, code)) = ended.failed {
+            return Err(Failed::new(ended.ticket, opencl.failed(call)(code)));
+        }
+    }
+    Ok(under_way.front().map_or(last, |oldest| Ticket(oldest.ticket.0 - 1)))
+}
+
+/// Waits for the end of all commands.
+pub(super) fn end(commands: &Object) {
+    if let Err(code) = finish(commands.raw()) {
+        tracing::warn!("OpenCL: clFinish: {}", super::object::meaning(code));
+    }
+}
+
+impl CopyQueue {
+    pub(super) fn new(opencl: Arc<OpenCl>, staging: &Staging) -> Result<CopyQueue, GpuError> {
+        let commands = opencl.commands_in_any_order()?;
+        let staging = PinnedStaging::new(&opencl, staging)?;
+        Ok(CopyQueue {
+            opencl,
+            commands,
+            staging,
+            copies: VecDeque::with_capacity(DEPTH),
+            last: Ticket::NONE,
+            before: Vec::with_capacity(DEPTH * MAX_PIECES),
+        })
+    }
+
+    fn submit(
+        &mut self,
+        pieces: &[Piece<'_>],
+        at: usize,
+        after: Ticket,
+        submit: impl Fn(*mut c_void, &Transfer, &[*mut c_void]) -> (&'static str, Result<*mut c_void, i32>),
+    ) -> Result<Ticket, GpuError> {
+        let CopyQueue { opencl, commands, staging, copies, last, before } = self;
+        if copies.len() == DEPTH {
+            return Err(GpuError::Full { device: opencl.name.clone(), copies: DEPTH });
+        }
+        before.clear();
+        let waits_for = copies.iter().take_while(|copy| copy.ticket <= after);
+        before.extend(waits_for.flat_map(|copy| &copy.events).map(Object::raw));
+        let spans: ArrayVec<Span, MAX_PIECES> = pieces.iter().map(Span::of).collect();
+        let mut at = at;
+        let transfers: ArrayVec<Transfer, MAX_PIECES> = spans
+            .iter()
+            .map(|span| {
+                let staged = staging.staging.place(at, span.len).as_ptr().cast();
+                at += span.len;
+                let buffer = own(opencl, span.held.block()).object().raw();
+                Transfer { buffer, offset: span.offset as usize, staged, len: span.len }
+            })
+            .collect();
+        *last = last.next();
+        let mut copy = UnderWay::new(*last, spans);
+        for transfer in transfers.iter().filter(|transfer| transfer.len > 0) {
+            let (call, event) = submit(commands.raw(), transfer, before);
+            if !copy.submitted(call, event) {
+                break;
+            }
+        }
+        copies.push_back(copy);
+        // Nothing is begun before.
+        flush(commands.raw()).map_err(opencl.failed("clFlush"))?;
+        Ok(*last)
+    }
+}
+
+struct Transfer {
+    buffer: *mut c_void,
+    offset: usize,
+    staged: *mut c_void,
+    len: usize,
+}
+
+/// Events to wait for, as OpenCL takes them: none has no address.
+pub(super) fn waiting_for(events: &[*mut c_void]) -> (u32, *const *mut c_void) {
+    let first = if events.is_empty() { null() } else { events.as_ptr() };
+    (events.len() as u32, first)
+}
+
+impl Queue for CopyQueue {
+    fn gather(&mut self, _now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError> {
+        self.submit(from, at, Ticket::NONE, |commands, transfer, before| {
+            let (Transfer { buffer, offset, staged, len }, (events, first)) = (transfer, waiting_for(before));
+            // SAFETY: OpenCL checks the range in the buffer; the staging has so many bytes, which nobody has a reference to, and is
+            // kept until the copy has ended.
+            let event = unsafe {
+                enqueue_read_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first)
+            };
+            ("clEnqueueReadBuffer", event)
+        })
+    }
+
+    fn scatter(
+        &mut self,
+        _now: Nanos,
+        at: usize,
+        to: &[Piece<'_>],
+        after: Ticket,
+    ) -> Result<Ticket, GpuError> {
+        self.submit(to, at, after, |commands, transfer, before| {
+            let (Transfer { buffer, offset, staged, len }, (events, first)) = (transfer, waiting_for(before));
+            // SAFETY: as in `gather`.
+            let event = unsafe {
+                enqueue_write_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first)
+            };
+            ("clEnqueueWriteBuffer", event)
+        })
+    }
+}
+
+impl Tickets for CopyQueue {
+    fn done(&mut self, _now: Nanos) -> Result<Ticket, Failed> {
+        done(&self.opencl, &mut self.copies, self.last)
+    }
+
+    fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        (!self.copies.is_empty()).then_some(now)
+    }
+}
+
+impl Drop for CopyQueue {
+    fn drop(&mut self) {
+        end(&self.commands);
+    }
+}
+
+/// Staging that the device's driver was shown, so that it need not copy it once more.
+struct PinnedStaging {
+    commands: Object,
+    buffer: Object,
+    mapped: *mut c_void,
+    staging: Staging,
+}
+
+impl PinnedStaging {
+    fn new(opencl: &OpenCl, staging: &Staging) -> Result<PinnedStaging, GpuError> {
+        let (first, len) = (staging.place(0, staging.len()).as_ptr().cast(), staging.len());
+        // SAFETY: so many bytes, which stay where they are until the buffer is released.
+        let buffer = unsafe {
+            create_buffer(opencl.context(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, len, first)
+        };
+        let buffer = buffer.map_err(opencl.failed("clCreateBuffer, of staging"))?;
+        // SAFETY: it was just created, and nobody else has it.
+        let buffer = unsafe { Object::owned(Kind::Memory, buffer) };
+        let commands = opencl.commands_in_order()?;
+        let mut mapped = null_mut();
+        // While it is mapped, its bytes may be copied to and from.
+        // SAFETY: all of the buffer; what is mapped is the staging itself.
+        let event = unsafe {
+            let flags = CL_MAP_READ | CL_MAP_WRITE;
+            enqueue_map_buffer(commands.raw(), buffer.raw(), 1, flags, 0, len, &mut mapped, 0, null())
+        };
+        let event = event.map_err(opencl.failed("clEnqueueMapBuffer, of staging"))?;
+        // SAFETY: it was just created, and nobody else has it.
+        drop(unsafe { Object::owned(Kind::Event, event) });
+        Ok(PinnedStaging { commands, buffer, mapped, staging: staging.clone() })
+    }
+}
+
+// SAFETY: the pointer is only given back to OpenCL.
+unsafe impl Send for PinnedStaging {}
+
+impl Drop for PinnedStaging {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped by this queue, and is unmapped once, behind all copies.
+        let event = unsafe {
+            enqueue_unmap_mem_object(self.commands.raw(), self.buffer.raw(), self.mapped, 0, null())
+        };
+        if let Ok(event) = event {
+            // SAFETY: it was just created, and nobody else has it.
+            drop(unsafe { Object::owned(Kind::Event, event) });
+        }
+        end(&self.commands);
+    }
+}
