@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use ferroce::driver::gpu::Ticket;
 use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
 
+use crate::communicator::Place;
 use crate::ring::{Call, Ring, Scratch, Side};
 use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule, reduce};
 
@@ -17,6 +19,8 @@ pub(crate) struct AllReduce {
     op: ReduceOp,
     schedule: Schedule,
     sent: usize,
+    /// Chunks whose reduction has begun, and those for which it has ended.
+    taken: usize,
     received: usize,
     /// The left neighbour has been told.
     announced: bool,
@@ -45,6 +49,7 @@ impl AllReduce {
             op,
             schedule,
             sent: 0,
+            taken: 0,
             received: 0,
             announced: false,
             target: None,
@@ -59,7 +64,7 @@ impl AllReduce {
         ring: &mut Ring,
     ) -> Result<(), Error> {
         let mut sends = self.schedule.sends().peekable();
-        let mut receives = self.schedule.receives();
+        let mut receives = self.schedule.receives().peekable();
         let (all_sends, all_receives) = (self.schedule.sent_chunks(), self.schedule.received_chunks());
         let mut patience = Patience::new(poller.now());
         loop {
@@ -74,13 +79,19 @@ impl AllReduce {
                 self.target = Some(theirs.target);
             }
             // One chunk a turn: while it is reduced the neighbours' packets wait.
-            if self.received < all_receives
+            if self.taken < all_receives
                 && let Some(arrival) = ring.next_arrival()
-                && let Some(chunk) = receives.next()
+                && let Some(chunk) = receives.peek()
             {
-                self.check_arrival(ring, &chunk, arrival.number, arrival.bytes)?;
-                self.take(context, ring, &chunk)?;
-                ring.taken(context, arrival)?;
+                self.check_arrival(ring, chunk, arrival.number, arrival.bytes)?;
+                if let Some(ticket) = self.take(context, poller.now(), ring, chunk)? {
+                    ring.take(ticket);
+                    receives.next();
+                    self.taken += 1;
+                    moved = true;
+                }
+            }
+            while ring.free_reduced(context, poller.now())? {
                 self.received += 1;
                 moved = true;
             }
@@ -105,7 +116,12 @@ impl AllReduce {
             if patience.waited >= ring.options.stall_timeout {
                 return Err(self.stalled(ring, patience.waited, all_receives));
             }
-            poller.poll(context)?;
+            if ring.is_reducing() {
+                // A device tells nobody when it is done: no sleep.
+                context.poll(poller.now())?;
+            } else {
+                poller.poll(context)?;
+            }
         }
     }
 
@@ -130,23 +146,38 @@ impl AllReduce {
         Ok(())
     }
 
-    /// All-gather chunks are in place already.
-    fn take(&self, context: &mut Context, ring: &mut Ring, chunk: &Chunk) -> Result<(), Error> {
+    /// Reduces the chunk that has come, and returns what to wait for; nothing ([`Ticket::NONE`]) if it is done. `None` if the
+    /// device takes it later. All-gather chunks are in place already.
+    fn take(
+        &self,
+        context: &mut Context,
+        now: Nanos,
+        ring: &mut Ring,
+        chunk: &Chunk,
+    ) -> Result<Option<Ticket>, Error> {
         if chunk.phase == Phase::AllGather {
-            return Ok(());
+            return Ok(Some(Ticket::NONE));
         }
         let (offset, length) = self.bytes(chunk);
         let (staging, staged) = (ring.staging, ring.arrival_offset());
-        if self.buffer.has_slices {
-            // So has staging, which this context owns as well.
-            let (elements, arrived) = context.bytes_pair_mut(self.buffer.mr, staging)?;
-            reduce(self.data_type, self.op, &mut elements[offset..][..length], &arrived[staged..][..length]);
-            return Ok(());
+        match (self.buffer.place, &mut ring.reducer) {
+            (Place::Here, _) => {
+                // So has staging slices, which this context owns as well.
+                let (elements, arrived) = context.bytes_pair_mut(self.buffer.mr, staging)?;
+                let (elements, arrived) = (&mut elements[offset..][..length], &arrived[staged..][..length]);
+                reduce(self.data_type, self.op, elements, arrived);
+            }
+            (Place::Device, Some(reducer)) => {
+                let target = context.piece(self.buffer.mr, offset as u64, length)?;
+                let source = context.piece(staging, staged as u64, length)?;
+                return reducer.reduce(now, (self.data_type, self.op), target, source);
+            }
+            _ => self.take_by_copies(context, ring, offset..offset + length)?,
         }
-        self.take_by_copies(context, ring, offset..offset + length)
+        Ok(Some(Ticket::NONE))
     }
 
-    /// As `take`, of memory that a card or another thread may write meanwhile.
+    /// As `take`, of memory that a card, a device or another thread may write meanwhile.
     #[inline(never)]
     fn take_by_copies(
         &self,
@@ -179,7 +210,7 @@ impl AllReduce {
     }
 
     fn check_arrival(&self, ring: &Ring, chunk: &Chunk, number: u32, bytes: u32) -> Result<(), Error> {
-        let expected = self.number(self.received);
+        let expected = self.number(self.taken);
         let peer = ring.neighbour_rank(Side::Left);
         let rank = ring.rank;
         let place = |number: u32| format!("chunk {} of call {} mod 256", number & 0x00ff_ffff, number >> 24);

@@ -1,11 +1,13 @@
+use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce::driver::gpu::Device;
 use ferroce::{Access, Context, Memory, Mr, Pd, Poller};
 use tracing::{debug, warn};
 
 use crate::all_reduce::{AllReduce, spread_failure};
 use crate::rendezvous::{Point, Session, rendezvous};
-use crate::ring::{ABORT_TIME, Ring};
+use crate::ring::{ABORT_TIME, Ring, allocate, register};
 use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 
 /// Memory that is registered with a communicator. It is named by this handle until
@@ -13,8 +15,18 @@ use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer {
     pub(crate) mr: Mr,
-    /// Nobody but this context reaches the bytes, which may be computed with where they are.
-    pub(crate) has_slices: bool,
+    pub(crate) place: Place,
+}
+
+/// Where elements are reduced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// Where they are: nobody but this context reaches the bytes.
+    Here,
+    /// On the communicator's device, whose memory they are in.
+    Device,
+    /// In copies of them, for a card, a device or another thread may write them at any time.
+    Copies,
 }
 
 /// One rank's part in a group of ranks that compute together.
@@ -33,6 +45,8 @@ pub struct Communicator {
     buffers: Vec<Buffer>,
     /// One element, for barriers.
     token: Buffer,
+    /// What reduces, if not the processor.
+    device: Option<Arc<dyn Device>>,
     /// `None` for a rank alone.
     links: Option<Links>,
     /// Calls so far.
@@ -53,14 +67,41 @@ impl Communicator {
     /// # Errors
     /// Those of the rendezvous ([`Error::Missing`], [`Error::Connect`], [`Error::Refused`], ...),
     /// [`Error::Invalid`] for an option, [`Error::Verbs`].
-    pub fn new(mut context: Context, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
+    pub fn new(context: Context, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
+        Communicator::reducing(context, bootstrap, options, None)
+    }
+
+    /// As [`new`](Communicator::new), with a GPU that reduces. Its memory is what
+    /// [`allocate`](Communicator::allocate) gives; chunks arrive in memory of it too, and are reduced there, with the bits of the
+    /// processor ([`reduce`](crate::reduce)). Buffers of other memory work as well, reduced by the processor in copies.
+    ///
+    /// Other ranks may have another device, or none.
+    ///
+    /// # Errors
+    /// As [`new`](Communicator::new); [`Error::Gpu`].
+    pub fn on_device(
+        context: Context,
+        bootstrap: Bootstrap,
+        options: &Options,
+        device: Arc<dyn Device>,
+    ) -> Result<Communicator, Error> {
+        Communicator::reducing(context, bootstrap, options, Some(device))
+    }
+
+    fn reducing(
+        mut context: Context,
+        bootstrap: Bootstrap,
+        options: &Options,
+        device: Option<Arc<dyn Device>>,
+    ) -> Result<Communicator, Error> {
         options.check()?;
         let (rank, size, timeout) = (bootstrap.rank(), bootstrap.size(), bootstrap.timeout);
         let pd = context.alloc_pd()?;
-        let token = register(&mut context, pd, zeroed(DataType::I32.size())?)?;
+        let memory = allocate(device.as_deref(), DataType::I32.size())?;
+        let token = register_buffer(&mut context, pd, memory, device.as_ref())?;
         let mut links = None;
         if size > 1 {
-            let mut ring = Ring::new(&mut context, pd, rank, size, options)?;
+            let mut ring = Ring::new(&mut context, pd, rank, size, options, device.as_deref())?;
             let (endpoints, mut session) = rendezvous(bootstrap, ring.endpoint(&context)?)?;
             ring.connect(&mut context, &endpoints)?;
             // A packet that comes before its queue pair is connected costs its sender a timeout.
@@ -72,7 +113,7 @@ impl Communicator {
         }
         let poller = Poller::idling(options.idle);
         let (buffers, calls, failed) = (Vec::new(), 0, None);
-        Ok(Communicator { context, poller, rank, size, pd, buffers, token, links, calls, failed })
+        Ok(Communicator { context, poller, rank, size, pd, buffers, token, device, links, calls, failed })
     }
 
     /// This rank, 0 to `size` − 1.
@@ -96,17 +137,18 @@ impl Communicator {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
-        let buffer = register(&mut self.context, self.pd, memory)?;
+        let buffer = register_buffer(&mut self.context, self.pd, memory, self.device.as_ref())?;
         self.buffers.push(buffer);
         Ok(buffer)
     }
 
-    /// Allocates `bytes` zeros and registers them.
+    /// Allocates `bytes` zeros and registers them: memory of the host, or of the device that reduces.
     ///
     /// # Errors
-    /// [`Error::Memory`], [`Error::Verbs`].
+    /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
     pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        self.register(zeroed(bytes)?)
+        let memory = allocate(self.device.as_deref(), bytes)?;
+        self.register(memory)
     }
 
     /// Ends a registration and gives the memory back.
@@ -278,12 +320,20 @@ fn progress(context: &mut Context, poller: &mut Poller, ring: &mut Ring) -> Resu
     Ok(())
 }
 
-fn register(context: &mut Context, pd: Pd, memory: Memory) -> Result<Buffer, Error> {
-    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let mr = context.register(pd, memory, access).map_err(ferroce::Error::from)?;
-    Ok(Buffer { mr, has_slices: context.bytes(mr).is_ok() })
-}
-
-fn zeroed(bytes: usize) -> Result<Memory, Error> {
-    Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source })
+fn register_buffer(
+    context: &mut Context,
+    pd: Pd,
+    memory: Memory,
+    device: Option<&Arc<dyn Device>>,
+) -> Result<Buffer, Error> {
+    let is_devices = memory.device().zip(device).is_some_and(|(its, reducing)| Arc::ptr_eq(its, reducing));
+    let mr = register(context, pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let place = match device {
+        Some(_) if is_devices => Place::Device,
+        // Chunks arrive in memory without slices.
+        Some(_) => Place::Copies,
+        None if context.bytes(mr).is_ok() => Place::Here,
+        None => Place::Copies,
+    };
+    Ok(Buffer { mr, place })
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ferroce::WcStatus;
+use ferroce::driver::gpu::GpuError;
 
 /// Why a communicator could not be made, or a collective did not finish.
 #[derive(thiserror::Error)]
@@ -171,6 +172,9 @@ pub enum Error {
     /// A verb was refused.
     #[error(transparent)]
     Verbs(#[from] ferroce::Error),
+    /// A GPU was asked in vain, or has failed.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// There is no memory for the communicator's buffers.
     #[error("{bytes} bytes of memory: {source}")]
     Memory {

@@ -14,8 +14,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ferroce::driver::Piece;
+use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket};
 use ferroce::{
-    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, PathMtu, Pd, Psn, Qp, QpConfig, Qpn,
+    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig, Qpn,
     RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest,
     Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
@@ -33,24 +35,64 @@ pub(crate) struct Ring {
     cq: Cq,
     left: Neighbour,
     right: Neighbour,
-    /// Where the left neighbour writes chunks to be reduced, and where the right one takes ours.
+    /// Where the left neighbour writes chunks to be reduced: memory of the host, or of the device that reduces.
     pub(crate) staging: Mr,
+    /// What reduces there, if that is a device's.
+    pub(crate) reducer: Option<DeviceReducer>,
     remote_staging: RemoteAddress,
     /// Where SENDs arrive.
     mailbox: Mr,
     /// Chunks sent to the right, and those of them that it has taken, ever, modulo 2³².
     sent: u32,
     credited: u32,
-    /// Chunks taken from the left, and those of them that it was told of.
+    /// Chunks from the left that are reduced, and those of them that it was told of.
     taken: u32,
     reported: u32,
     /// Chunks sent to the right that are not acknowledged.
     pub(crate) unacknowledged: u32,
     /// Chunks from the left that are not taken; those of the next call, too.
     arrivals: VecDeque<Arrival>,
+    /// Chunks that are being reduced, and when they are.
+    reducing: VecDeque<(Ticket, Arrival)>,
     /// Calls of the right neighbour that are not taken up.
     calls: VecDeque<Call>,
     pub(crate) scratch: Scratch,
+}
+
+/// A device that reduces chunks where they arrive.
+pub(crate) struct DeviceReducer {
+    reducer: Box<dyn Reducer>,
+    /// Everything up to it has ended.
+    done: Ticket,
+}
+
+impl DeviceReducer {
+    fn new(device: &dyn Device) -> Result<DeviceReducer, Error> {
+        Ok(DeviceReducer { reducer: device.reducer()?, done: Ticket::NONE })
+    }
+
+    /// Begins `target[i] = target[i] ⊕ source[i]`. `None` while as many are under way as it takes.
+    pub(crate) fn reduce(
+        &mut self,
+        now: Nanos,
+        what: (DataType, ReduceOp),
+        target: Piece<'_>,
+        source: Piece<'_>,
+    ) -> Result<Option<Ticket>, Error> {
+        match self.reducer.reduce(now, what, target, source) {
+            Ok(ticket) => Ok(Some(ticket)),
+            Err(GpuError::Full { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a reduction has ended.
+    pub(crate) fn has_ended(&mut self, now: Nanos, ticket: Ticket) -> Result<bool, Error> {
+        if self.done < ticket {
+            self.done = self.reducer.done(now).map_err(|failed| Error::Gpu(failed.source))?;
+        }
+        Ok(ticket <= self.done)
+    }
 }
 
 /// Room to reduce in, of a size that stays in the first cache.
@@ -125,6 +167,7 @@ impl Ring {
         rank: u32,
         size: u32,
         options: &Options,
+        device: Option<&dyn Device>,
     ) -> Result<Ring, Error> {
         let gids = &context.port().gids;
         if gids.is_empty() {
@@ -150,8 +193,11 @@ impl Ring {
         let left = context.create_qp(&config)?;
         let right = context.create_qp(&config)?;
         let staging_bytes = options.chunk_bytes as usize * options.chunks_in_flight as usize;
-        let staging = register(context, pd, staging_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let mailbox = register(context, pd, 2 * depth as usize * size_of::<Message>(), Access::LOCAL_WRITE)?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let staging = register(context, pd, allocate(device, staging_bytes)?, access)?;
+        let reducer = device.map(DeviceReducer::new).transpose()?;
+        let letters = allocate(None, 2 * depth as usize * size_of::<Message>())?;
+        let mailbox = register(context, pd, letters, Access::LOCAL_WRITE)?;
         let ring = Ring {
             rank,
             options: *options,
@@ -160,6 +206,7 @@ impl Ring {
             left: Neighbour::new((rank + size - 1) % size, left, context),
             right: Neighbour::new((rank + 1) % size, right, context),
             staging,
+            reducer,
             remote_staging: RemoteAddress { addr: 0, rkey: RKey::new(0) },
             mailbox,
             sent: 0,
@@ -168,6 +215,7 @@ impl Ring {
             reported: 0,
             unacknowledged: 0,
             arrivals: VecDeque::with_capacity(options.chunks_in_flight as usize),
+            reducing: VecDeque::with_capacity(options.chunks_in_flight as usize),
             calls: VecDeque::with_capacity(MAX_CALLS),
             scratch: Scratch { elements: Box::new([0; _]), arrived: Box::new([0; _]) },
         };
@@ -267,20 +315,41 @@ impl Ring {
         Ok(moved)
     }
 
-    /// The oldest chunk from the left.
-    pub(crate) fn next_arrival(&mut self) -> Option<Arrival> {
-        self.arrivals.pop_front()
+    /// The oldest chunk from the left that is not taken.
+    pub(crate) fn next_arrival(&self) -> Option<Arrival> {
+        self.arrivals.front().copied()
     }
 
-    /// The bytes of the staging slot of the oldest chunk that is not taken.
+    /// The bytes of its staging slot.
     pub(crate) fn arrival_offset(&self) -> usize {
-        self.slot(self.taken)
+        self.slot(self.taken.wrapping_add(self.reducing.len() as u32))
     }
 
-    /// The oldest chunk was taken: its slot is free.
-    pub(crate) fn taken(&mut self, context: &mut Context, arrival: Arrival) -> Result<(), Error> {
-        self.taken = self.taken.wrapping_add(1);
-        self.post_receive(context, arrival.receive)
+    /// The oldest chunk is being reduced under this ticket.
+    pub(crate) fn take(&mut self, ticket: Ticket) {
+        let arrival = self.arrivals.pop_front();
+        self.reducing.extend(arrival.map(|arrival| (ticket, arrival)));
+    }
+
+    /// Whether the device has chunks.
+    pub(crate) fn is_reducing(&self) -> bool {
+        !self.reducing.is_empty()
+    }
+
+    /// Frees the slot of the oldest chunk that is being reduced, if that has ended. They end in their order, for the neighbour is
+    /// told how many have.
+    pub(crate) fn free_reduced(&mut self, context: &mut Context, now: Nanos) -> Result<bool, Error> {
+        let Some((ticket, arrival)) = self.reducing.front().copied() else { return Ok(false) };
+        let ended = match &mut self.reducer {
+            Some(reducer) => reducer.has_ended(now, ticket)?,
+            None => true,
+        };
+        if ended {
+            self.reducing.pop_front();
+            self.taken = self.taken.wrapping_add(1);
+            self.post_receive(context, arrival.receive)?;
+        }
+        Ok(ended)
     }
 
     /// Tells the left neighbour of slots that are free again, a quarter of them at a time.
@@ -579,8 +648,20 @@ fn mailbox_offset(wr_id: u64, depth: u32) -> usize {
     (first + (wr_id & u64::from(u32::MAX)) as usize) * size_of::<Message>()
 }
 
-fn register(context: &mut Context, pd: Pd, bytes: usize, access: Access) -> Result<Mr, Error> {
-    let memory = Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source })?;
+/// Zeros, of the device if there is one.
+pub(crate) fn allocate(device: Option<&dyn Device>, bytes: usize) -> Result<Memory, Error> {
+    match device {
+        Some(device) => Ok(device.allocate(bytes)?),
+        None => Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source }),
+    }
+}
+
+pub(crate) fn register(
+    context: &mut Context,
+    pd: Pd,
+    memory: Memory,
+    access: Access,
+) -> Result<Mr, Error> {
     Ok(context.register(pd, memory, access).map_err(ferroce::Error::from)?)
 }
 

@@ -8,11 +8,14 @@ mod group;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Counter, Memory, RnicPort, WcStatus};
-use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp};
+use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp, Schedule, reduce};
+use ferroce_driver_test_support::opencl;
 use ferroce_driver_test_support::rnic_stub::Stub;
-use group::{element, fill, options, run, run_on};
+use group::{element, fill, options, run, run_on, run_with_gpus};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -108,6 +111,104 @@ fn sums_over_a_card() {
     assert_eq!(stub.live_objects(), 0);
 }
 
+/// Ranks whose device is strict, some late, and ranks without one.
+fn strict(rank: u32) -> Option<Arc<dyn Device>> {
+    let latest = Duration::from_micros(u64::from(rank) * 100);
+    let device: Arc<dyn Device> = Strict::default().seed(rank.into()).latest(latest).open().unwrap();
+    Some(device).filter(|_| rank % 4 != 3)
+}
+
+fn opencl(_: u32) -> Option<Arc<dyn Device>> {
+    opencl::first().map(|device| device as _)
+}
+
+#[test]
+fn sums_of_memory_of_devices() {
+    for size in [1, 2, 3, 5] {
+        run_with_gpus(size, options(), LIMIT, strict, |communicator| {
+            check_sums(communicator, &[0, 1, 2, 7, 1000, 100_000, 300_000]).finish().unwrap();
+        });
+    }
+    if opencl::first().is_some() {
+        run_with_gpus(3, options(), LIMIT, opencl, |communicator| {
+            check_sums(communicator, &[1, 7, 1000, 100_000]).finish().unwrap();
+        });
+    }
+}
+
+/// In the order along the ring, by processors and devices alike; what each makes of it is a matter of its own tests.
+#[test]
+fn each_type_and_operation_in_the_documented_order() {
+    let body = |mut communicator: Communicator| {
+        let (rank, size) = (communicator.rank() as usize, communicator.size() as usize);
+        let count = 9_001;
+        for (number, (data_type, op)) in
+            DataType::ALL.iter().flat_map(|of| ReduceOp::ALL.map(|op| (*of, op))).enumerate()
+        {
+            let width = data_type.size();
+            let own = |rank: usize| -> Vec<u8> {
+                (0..count).flat_map(|index| encode(data_type, element(rank as u32, number, index))).collect()
+            };
+            let buffer = communicator.allocate(count * width).unwrap();
+            communicator.write(buffer, 0, &own(rank)).unwrap();
+            communicator.all_reduce(buffer, count, data_type, op).unwrap();
+            let mut got = vec![0; count * width];
+            communicator.read(buffer, 0, &mut got).unwrap();
+            communicator.deregister(buffer).unwrap();
+            for segment in 0..size {
+                let elements = Schedule::new(rank, size, count, 1).segment(segment);
+                let bytes = elements.start * width..elements.end * width;
+                let mut expected = own(segment)[bytes.clone()].to_vec();
+                for next in 1..size {
+                    // Each rank reduces what has come into its own.
+                    let mut target = own((segment + next) % size)[bytes.clone()].to_vec();
+                    reduce(data_type, op, &mut target, &expected);
+                    expected = target;
+                }
+                assert!(got[bytes] == expected, "rank {rank}: {op} of {data_type}, segment {segment}");
+            }
+        }
+        communicator.finish().unwrap();
+    };
+    run(3, options(), None, LIMIT, body);
+    run_with_gpus(4, options(), LIMIT, strict, body);
+    if opencl::first().is_some() {
+        run_with_gpus(2, options(), LIMIT, opencl, body);
+    }
+}
+
+/// A number of a type, which rounding may change.
+fn encode(data_type: DataType, value: i32) -> Vec<u8> {
+    match data_type {
+        DataType::F32 => (value as f32 * 1.1).to_ne_bytes().to_vec(),
+        DataType::F64 => (f64::from(value) * 1.1).to_ne_bytes().to_vec(),
+        DataType::I32 => (value * 5).to_ne_bytes().to_vec(),
+        DataType::I64 => (i64::from(value) << 40).to_ne_bytes().to_vec(),
+        // Between 1 and 2, with all bits of their fractions.
+        DataType::F16 => (0x3c00 | value as u16 & 0x3ff).to_ne_bytes().to_vec(),
+        _ => (0x3f80 | value as u16 & 0x7f).to_ne_bytes().to_vec(),
+    }
+}
+
+#[test]
+fn a_device_that_fails_ends_the_call_on_every_rank() {
+    let gpu = |rank: u32| -> Option<Arc<dyn Device>> {
+        let strict = if rank == 1 { Strict::default().fails_one_in(20) } else { Strict::default() };
+        Some(strict.seed(5).open().unwrap())
+    };
+    let outcomes = run_with_gpus(3, options(), LIMIT, gpu, |mut communicator| {
+        let buffer = communicator.allocate(4 << 20).unwrap();
+        let calls = (0..50).find_map(|_| {
+            communicator.all_reduce(buffer, 1 << 20, DataType::F32, ReduceOp::Sum).err()
+        });
+        calls.map(|error| error.to_string())
+    });
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        println!("rank {rank}: {outcome:?}");
+        assert!(outcome.is_some());
+    }
+}
+
 /// Memory that other threads may write has no slices either.
 #[test]
 fn sums_of_shared_memory() {
@@ -158,7 +259,7 @@ fn f32_is_added_up_in_the_order_of_the_ring() {
         let own = communicator.rank();
         fill(&mut communicator, buffer, (0..count).map(|i| value(own, i).to_ne_bytes())).unwrap();
         communicator.all_reduce(buffer, count, DataType::F32, ReduceOp::Sum).unwrap();
-        let schedule = ferroce_collectives::Schedule::new(0, size as usize, count, 1);
+        let schedule = Schedule::new(0, size as usize, count, 1);
         let mut differs_from_plain_order = 0;
         for segment in 0..size {
             for index in schedule.segment(segment as usize) {

@@ -435,7 +435,7 @@ impl Memory {
 
     #[cold]
     fn no_word(&self, offset: u64) -> MemoryError {
-        if self.piece(offset, 8).is_some() { MemoryError::NoAtomics } else { self.range(offset, 8) }
+        if self.piece(offset, 8).is_ok() { MemoryError::NoAtomics } else { self.range(offset, 8) }
     }
 
     #[cold]

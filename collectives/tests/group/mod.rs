@@ -1,10 +1,11 @@
 //! Ranks as threads, on a switch inside the process.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use ferroce::driver::gpu;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce::driver::{self, Error as DriverError};
 use ferroce::driver::{FilteredSource, FrameSource, Sent};
@@ -40,6 +41,26 @@ where
     run_on(size, options, limit, open, body)
 }
 
+/// As [`run`], each rank with the GPU that `gpu` opens for it.
+pub(crate) fn run_with_gpus<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    gpu: impl Fn(u32) -> Option<Arc<dyn gpu::Device>>,
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let open = |rank: u32| {
+        let port: Box<dyn PacketDriver> = Box::new(switch.port(&[[10, 0, 0, rank as u8 + 1].into()]));
+        (port.into(), gpu(rank))
+    };
+    run_ranks(size, options, limit, open, body)
+}
+
 /// As [`run`], each rank on the device that `open` makes for it.
 pub(crate) fn run_on<T, F>(
     size: u32,
@@ -52,12 +73,26 @@ where
     T: Send + 'static,
     F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
 {
+    run_ranks(size, options, limit, |rank| (open(rank), None), body)
+}
+
+fn run_ranks<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    open: impl Fn(u32) -> (Device, Option<Arc<dyn gpu::Device>>),
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
     let (sender, receiver) = mpsc::channel();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let master = listener.local_addr().unwrap();
     let mut listener = Some(listener);
     for rank in 0..size {
-        let device = open(rank);
+        let (device, gpu) = open(rank);
         let mut bootstrap = Bootstrap::new(rank, size, master).unwrap();
         if let Some(listener) = listener.take() {
             bootstrap = bootstrap.listener(listener);
@@ -65,7 +100,11 @@ where
         let (sender, body) = (sender.clone(), body.clone());
         thread::spawn(move || {
             let context = Context::open(device, &Config::default()).unwrap();
-            let communicator = Communicator::new(context, bootstrap, &options).unwrap();
+            let communicator = match gpu {
+                Some(gpu) => Communicator::on_device(context, bootstrap, &options, gpu),
+                None => Communicator::new(context, bootstrap, &options),
+            };
+            let communicator = communicator.unwrap();
             // The receiver is gone if another rank has failed the test.
             let _ = sender.send((rank, body(communicator)));
         });

@@ -32,7 +32,7 @@ use cl3::platform::{self, get_platform_data, get_platform_ids};
 use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_source, get_program_build_data};
 
 use self::buffer::Buffer;
-use self::object::{Kind, Object, said};
+use self::object::{Kind, Object, meaning, said};
 use super::{Block, Device, GpuError, Queue, Reducer, Staging};
 use crate::memory::Memory;
 use crate::reduction::DataType;
@@ -91,15 +91,22 @@ fn found(name: &str) -> Result<Vec<Id>, GpuError> {
                 .to_owned(),
         ));
     }
-    // Without any implementation the loader says -1001.
-    let platforms = get_platform_ids().unwrap_or_default();
-    let ids = platforms.iter().filter_map(|id| get_device_ids(*id, device::CL_DEVICE_TYPE_ALL).ok());
-    let ids: Vec<Id> = ids.flatten().map(Id).collect();
+    // PoCL 3.1 has no devices for one of two threads that ask first at the same time.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let remedy = "install the driver of a GPU, or pocl-opencl-icd";
+    let platforms = get_platform_ids()
+        .map_err(|code| none(format!("OpenCL has no implementation: {} ({remedy})", meaning(code))))?;
+    let (mut ids, mut refused) = (Vec::new(), String::new());
+    for platform in &platforms {
+        match get_device_ids(*platform, device::CL_DEVICE_TYPE_ALL) {
+            Ok(found) => ids.extend(found.into_iter().map(Id)),
+            Err(code) => refused = format!(": {}", meaning(code)),
+        }
+    }
     if ids.is_empty() {
-        return Err(none(format!(
-            "OpenCL has {} implementations and no device (install the driver of a GPU, or pocl-opencl-icd)",
-            platforms.len()
-        )));
+        let count = platforms.len();
+        return Err(none(format!("OpenCL has {count} implementations and no device{refused} ({remedy})")));
     }
     Ok(ids)
 }
@@ -264,8 +271,9 @@ impl OpenCl {
             let reason = "it has no subnormal numbers, infinities or rounding to the nearest, so that its sums would differ";
             return Err(self.unsupported("reductions", reason));
         }
-        let sources = [include_str!("opencl/prelude.c"), include_str!("reduce.c")];
-        let program = create_program_with_source(self.context.raw(), &sources);
+        // As one: cl3 0.13 hands over the addresses of several wrongly.
+        let source = concat!(include_str!("opencl/prelude.c"), include_str!("reduce.c"));
+        let program = create_program_with_source(self.context.raw(), &[source]);
         let program = program.map_err(self.failed("clCreateProgramWithSource"))?;
         // SAFETY: it was just created, and nobody else has it.
         let program = unsafe { Object::owned(Kind::Program, program) };

@@ -43,14 +43,16 @@ impl Memory {
         block.export().map_err(|error| MemoryError::Gpu(Box::new(error)))
     }
 
-    /// Bytes of a GPU's memory, for a copy of its. `None` outside the block, and for memory of the host.
-    pub fn piece(&self, offset: u64, len: usize) -> Option<Piece<'_>> {
-        let end = offset.checked_add(len as u64)?;
-        (self.kind() == MemoryKind::Device && end <= self.len as u64).then_some(Piece {
-            memory: self,
-            offset,
-            len,
-        })
+    /// Bytes of a GPU's memory, for a copy or a reduction of its.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotADevices`] for memory of the host; [`MemoryError::Range`] outside the block.
+    pub fn piece(&self, offset: u64, len: usize) -> Result<Piece<'_>, MemoryError> {
+        if self.kind() != MemoryKind::Device {
+            return Err(MemoryError::NotADevices);
+        }
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len as u64);
+        end.map(|_| Piece { memory: self, offset, len }).ok_or_else(|| self.range(offset, len))
     }
 
     /// Reads what the CPU does not reach, by the device.
@@ -71,7 +73,7 @@ impl Memory {
         len: usize,
         copy: impl FnOnce(&dyn Block) -> Result<(), crate::gpu::GpuError>,
     ) -> Result<(), MemoryError> {
-        let (Some(block), Some(_)) = (self.device_block(), self.piece(offset, len)) else {
+        let (Some(block), Ok(_)) = (self.device_block(), self.piece(offset, len)) else {
             return Err(self.range(offset, len));
         };
         if len == 0 {

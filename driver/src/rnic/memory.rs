@@ -9,7 +9,7 @@ use super::abi::{Ah, AhAttr, GlobalRoute, MW_TYPE_2, Mr, Mw, Pd};
 use super::device::Device;
 use super::remedy;
 use super::work::Piece;
-use crate::{Error, Memory, MemoryError};
+use crate::{Error, Memory, MemoryError, Piece as GpuPiece};
 
 /// A protection domain. Clones are the same one; it goes with the last of them and of what was made in it.
 #[derive(Clone, Debug)]
@@ -207,6 +207,14 @@ impl Region {
     /// Those of [`Memory::atomics`].
     pub fn atomics(&self) -> Result<&[AtomicU64], MemoryError> {
         self.memory.atomics()
+    }
+
+    /// As [`Memory::piece`].
+    ///
+    /// # Errors
+    /// Those of [`Memory::piece`].
+    pub fn gpu_piece(&self, offset: u64, len: usize) -> Result<GpuPiece<'_>, MemoryError> {
+        self.memory.piece(offset, len)
     }
 
     /// Ends the registration.

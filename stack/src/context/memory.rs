@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ferroce_driver::Memory;
+use ferroce_driver::{Memory, Piece};
 
 use super::Context;
 use crate::backend::dispatch;
@@ -228,6 +228,16 @@ impl Context {
     /// As [`bytes`](Context::bytes).
     pub fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
         dispatch!(&mut self.backend, bytes_mut(mr))
+    }
+
+    /// Bytes of a region of a GPU's memory, for a [`Reducer`](crate::driver::gpu::Reducer) or a
+    /// [`Queue`](crate::driver::gpu::Queue) of the program's own: its kernels and copies run beside those of the context, which
+    /// read what is posted and write where completions have not come.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for memory of the host, and for bytes outside the region.
+    pub fn piece(&self, mr: Mr, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        dispatch!(&self.backend, piece(mr, offset, len))
     }
 
     /// The bytes of two regions of owned memory at once, to compute from one into the other.

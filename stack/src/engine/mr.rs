@@ -282,10 +282,10 @@ impl MemoryRegions {
             match (&mut found, region.copier) {
                 (None, None) => return region.memory.span(offset, len).map(Source::Host),
                 (None, Some(copier)) => {
-                    found = Some((copier, [region.memory.piece(offset, len)?].into_iter().collect()));
+                    found = Some((copier, [region.memory.piece(offset, len).ok()?].into_iter().collect()));
                 }
                 (Some((of, pieces)), Some(copier)) if *of == copier && !pieces.is_full() => {
-                    pieces.push(region.memory.piece(offset, len)?);
+                    pieces.push(region.memory.piece(offset, len).ok()?);
                 }
                 _ => break,
             }
@@ -296,7 +296,7 @@ impl MemoryRegions {
     /// The first bytes of a grant of a device's memory, `most` at most.
     pub(crate) fn granted_source(&self, grant: Granted, most: usize) -> Option<Source<'_>> {
         let region = self.slab.at(grant.index)?;
-        let piece = region.memory.piece(grant.start, grant.len.min(most))?;
+        let piece = region.memory.piece(grant.start, grant.len.min(most)).ok()?;
         Some(Source::Device(region.copier?, [piece].into_iter().collect()))
     }
 
@@ -314,7 +314,7 @@ impl MemoryRegions {
 
     /// Bytes of a region of a device.
     pub(crate) fn device_piece(&self, region: u32, offset: u64, len: usize) -> Option<Piece<'_>> {
-        self.slab.at(region)?.memory.piece(offset, len)
+        self.slab.at(region)?.memory.piece(offset, len).ok()
     }
 
     /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.

@@ -6,5 +6,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 mod faults;
+mod opencl;
 mod plain;
 mod world;

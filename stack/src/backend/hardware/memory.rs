@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use ferroce_driver::rnic::{ProtectionDomain, Region, Window, access};
-use ferroce_driver::{Memory, MemoryError, MemoryKind};
+use ferroce_driver::{Memory, MemoryError, MemoryKind, Piece};
 use ferroce_wire::RKey;
 
 use super::Hardware;
@@ -197,6 +197,10 @@ impl Hardware {
     pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
         self.region(mr)?;
         Err(refused(mr)(MemoryError::Card))
+    }
+
+    pub(crate) fn piece(&self, mr: Mr, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        self.region(mr)?.gpu_piece(offset, len).map_err(refused(mr))
     }
 
     pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ferroce_driver::Memory;
+use ferroce_driver::{Memory, Piece};
 
 use super::{Engine, Software};
 use crate::engine::mr::refused;
@@ -112,6 +112,10 @@ impl Software {
 
     pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
         self.memory_mut(mr)?.bytes_mut().map_err(refused(mr))
+    }
+
+    pub(crate) fn piece(&self, mr: Mr, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        self.memory(mr)?.piece(offset, len).map_err(refused(mr))
     }
 
     pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
