@@ -29,6 +29,7 @@
 mod error;
 #[cfg(feature = "opencl")]
 pub mod opencl;
+mod spec;
 mod staging;
 pub mod strict;
 
@@ -42,6 +43,7 @@ use crate::memory::{Held, Memory, Piece};
 use crate::reduction::{DataType, ReduceOp};
 
 pub use error::GpuError;
+pub use spec::GpuSpec;
 pub use staging::Staging;
 
 /// The most pieces of one copy.

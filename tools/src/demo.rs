@@ -28,6 +28,7 @@ use tracing::info;
 
 use crate::congestion::CongestionArgs;
 use crate::failure::Failure;
+use crate::memory::MemorySpec;
 use crate::netns::{self, Lab, Network};
 use crate::output::{JsonArg, note, say};
 use rank::{Fault, RankEvent, RankPlan};
@@ -66,6 +67,10 @@ pub struct Args {
     /// 1500 bytes, or what this takes if it is more.
     #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
     path_mtu: PathMtu,
+    /// Memory of the tensors: host, or a GPU's (opencl[:N], cuda[:N]), which then adds them up too; nothing is compared with TCP,
+    /// which has no such memory.
+    #[arg(long, default_value_t)]
+    memory: MemorySpec,
     #[command(flatten)]
     congestion: CongestionArgs,
     /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
@@ -189,6 +194,7 @@ impl Args {
             path_mtu: self.path_mtu,
             idle: idle(self.ranks as usize, Machine::this().cores),
             fault: self.fault,
+            memory: self.memory,
             congestion: self.congestion.clone(),
         }
     }
@@ -324,6 +330,7 @@ fn start_rank(
     command.args(["demo", "--as-rank", &device.to_string()]);
     command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
     command.args(["--path-mtu", &plan.path_mtu.to_string()]);
+    command.args(["--memory", &plan.memory.to_string()]);
     command.args(args.congestion.to_arguments());
     if let Some(address) = tcp {
         command.args(["--tcp-address", &address.to_string()]);

@@ -86,6 +86,15 @@ impl From<driver::Error> for Failure {
     }
 }
 
+impl From<driver::gpu::GpuError> for Failure {
+    fn from(error: driver::gpu::GpuError) -> Failure {
+        match error {
+            driver::gpu::GpuError::NoDevice { .. } => Failure::Usage(format!("--memory {error}")),
+            error => Failure::Run(error.to_string()),
+        }
+    }
+}
+
 impl From<ferroce::MemoryError> for Failure {
     fn from(error: ferroce::MemoryError) -> Failure {
         Failure::Run(error.to_string())

@@ -41,6 +41,7 @@ mod failure;
 #[cfg(test)]
 mod groups;
 mod host;
+mod memory;
 mod netns;
 mod output;
 pub mod perf;

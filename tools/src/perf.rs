@@ -21,6 +21,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
+use crate::memory::MemorySpec;
 use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
 use crate::serving::{ServingArgs, until_signal};
@@ -120,6 +121,11 @@ pub struct Args {
     /// Send again only what is missing, in place of everything after it; the client decides.
     #[arg(long)]
     selective_repeat: bool,
+    /// Memory of this end that is sent from and received into: host, or a GPU's (opencl[:N], cuda[:N]), which its own copies
+    /// move; the other end may have other memory. Not for atomics. Where a WRITE's latency is measured, each look for its last byte
+    /// is a copy too.
+    #[arg(long, default_value_t)]
+    memory: MemorySpec,
     /// Which atomic.
     #[arg(short = 'A', long = "atomic_type", default_value = "FETCH_AND_ADD")]
     atomic: AtomicType,
@@ -233,6 +239,10 @@ impl Args {
         }
         let plan = self.plan();
         plan.check_limits()?;
+        if self.operation == Operation::Atomic && !self.memory.is_host() {
+            let memory = self.memory;
+            return Err(Failure::usage(format!("--memory {memory}: atomics need memory of the host")));
+        }
         if self.all && self.service == Service::Ud {
             return Err(Failure::usage(
                 "--all: UD has messages of one packet; give sizes one by one with -s",
@@ -353,14 +363,14 @@ impl Args {
         let result;
         match client {
             FirstWords::Ferroce(plan) => {
-                let mut session = self.session(end, PerfControl::new(stream, &interrupt)?, Origin::Server);
+                let mut session = self.session(end, PerfControl::new(stream, &interrupt)?, Origin::Server)?;
                 result = server::run(&mut session, plan, wishes, &mut measured);
                 *report = PerfReport::new("server", &session, measured, &result);
             }
             FirstWords::Perftest(version) => {
                 self.check_perftest()?;
                 let control = PerftestExchange::new(stream, &version, &interrupt)?;
-                let mut session = self.session(end, control, Origin::Server);
+                let mut session = self.session(end, control, Origin::Server)?;
                 result = perftest::serve(&mut session, &self.sizes(true), wishes, &mut measured);
                 *report = PerfReport::new("server", &session, measured, &result);
             }
@@ -392,13 +402,13 @@ impl Args {
         let result;
         if self.perftest {
             let control = PerftestExchange::new(stream, &[], &interrupt)?;
-            let mut session = self.session(end, control, Origin::Client);
+            let mut session = self.session(end, control, Origin::Client)?;
             let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu, home: None };
             result = perftest::measure(&mut session, &self.sizes(true), wishes, &mut measured);
             *report = PerfReport::new("client", &session, measured, &result);
         } else {
             let control = PerfControl::greet(stream, &interrupt)?;
-            let mut session = self.session(end, control, Origin::Client);
+            let mut session = self.session(end, control, Origin::Client)?;
             result = client::run(&mut session, &self.sizes(false), gid_index, self.mtu, &mut measured);
             *report = PerfReport::new("client", &session, measured, &result);
         }
@@ -411,14 +421,14 @@ impl Args {
         result.and(printed)
     }
 
-    fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
+    fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Result<Session<C>, Failure> {
         let interval = match self.duration {
             // The client here says it.
             _ if role == Origin::Server && self.port.device == DeviceSpec::Loopback => Duration::MAX,
             Some(_) => progress::EACH_SECOND,
             None => progress::SELDOM,
         };
-        Session::new(end, control, self.plan(), role, interval)
+        Session::new(end, control, self.plan(), role, (self.memory, interval))
     }
 }
 

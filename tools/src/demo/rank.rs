@@ -26,6 +26,7 @@ use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
 use crate::endpoint::{counts_packets, export, packet_driver};
 use crate::failure::Failure;
+use crate::memory::MemorySpec;
 
 /// What all ranks of a demo agree on.
 #[derive(Clone, Debug)]
@@ -40,6 +41,8 @@ pub(super) struct RankPlan {
     pub(super) idle: Idle,
     /// For tests: an element that one rank gets wrong.
     pub(super) fault: Option<Fault>,
+    /// Where the tensors are, and what adds them up.
+    pub(super) memory: MemorySpec,
     /// What the ranks obey as senders.
     pub(super) congestion: CongestionArgs,
 }
@@ -109,10 +112,12 @@ pub(super) struct Opened {
     mtu: u32,
     /// Path MTU in use.
     path_mtu: u32,
+    /// Where the tensors are.
+    memory: String,
 }
 
 impl Opened {
-    fn new(context: &Context, path_mtu: PathMtu) -> Opened {
+    fn new(context: &Context, plan: &RankPlan) -> Opened {
         let capabilities = context.capabilities();
         Opened {
             driver: capabilities.driver.to_owned(),
@@ -120,17 +125,22 @@ impl Opened {
             mode: capabilities.description.clone(),
             addresses: capabilities.addresses.clone(),
             mtu: capabilities.mtu,
-            path_mtu: path_mtu.bytes(),
+            path_mtu: plan.path_mtu.bytes(),
+            memory: plan.memory.to_string(),
         }
     }
 }
 
 impl fmt::Display for Opened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Opened { driver, interface, mode, addresses, mtu, path_mtu } = self;
+        let Opened { driver, interface, mode, addresses, mtu, path_mtu, memory } = self;
         write!(f, "{driver}:{interface}")?;
         addresses.iter().try_for_each(|address| write!(f, " {address}"))?;
-        write!(f, ", MTU {mtu}, path MTU {path_mtu}; {mode}")
+        write!(f, ", MTU {mtu}, path MTU {path_mtu}; {mode}")?;
+        if *memory != MemorySpec::Host.to_string() {
+            write!(f, "; tensors in memory of {memory}, added up there")?;
+        }
+        Ok(())
     }
 }
 
@@ -311,10 +321,17 @@ fn all_reduce_all(
     let config = plan.congestion.config(&device)?;
     let mut context = Context::open(device, &config)?;
     export(&mut context);
-    tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
+    let gpu = plan.memory.open()?;
+    tell(RankEvent::Opened(Opened::new(&context, plan)));
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
     let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class).idle(plan.idle);
-    let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
+    let bootstrap = bootstrap.timeout(RENDEZVOUS);
+    let mut communicator = match gpu {
+        Some(gpu) => Communicator::on_device(context, bootstrap, &options, gpu)?,
+        None => Communicator::new(context, bootstrap, &options)?,
+    };
+    // TCP takes no memory of a GPU.
+    let tcp = tcp.filter(|_| plan.memory.is_host());
     let mut tcp = tcp.map(|address| tcp_ring(&mut communicator, address, stop)).transpose()?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;

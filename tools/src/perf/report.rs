@@ -12,6 +12,7 @@ use super::plan::Service;
 use super::session::{Beside, Session};
 use crate::congestion::CongestionReport;
 use crate::failure::Failure;
+use crate::memory::MemorySpec;
 use crate::output::{JsonArg, say};
 
 /// One end's account of a run.
@@ -23,6 +24,8 @@ pub(super) struct PerfReport {
     driver_description: String,
     interface: String,
     path_mtu: u32,
+    /// Of this end, as `--memory` names it.
+    memory: String,
     service: Service,
     bidirectional: bool,
     qps: u32,
@@ -146,7 +149,7 @@ impl PerfReport {
         if result.is_err() && measured.results.is_empty() {
             return None;
         }
-        let Session { end, plan, .. } = session;
+        let Session { end, plan, memory, .. } = session;
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
@@ -159,6 +162,7 @@ impl PerfReport {
             driver_description: capabilities.description.clone(),
             interface: capabilities.interface.clone(),
             path_mtu: measured.path_mtu.bytes(),
+            memory: memory.to_string(),
             service: plan.service,
             bidirectional: plan.bidirectional,
             qps: plan.qps,
@@ -190,6 +194,9 @@ impl PerfReport {
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
+        if self.memory != MemorySpec::Host.to_string() {
+            say!("memory: {}", self.memory)?;
+        }
         if let Some(reason) = &self.ended_early {
             say!("ended early, what was measured until then: {reason}")?;
         }

@@ -5,11 +5,13 @@ mod lanes;
 mod offer;
 mod verify;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ferroce::{
     Counter, Destination, Mr, Nanos, Psn, Qp, Qpn, RemoteAddress, Transition, WcStatus, WorkCompletion,
 };
+use ferroce_driver::gpu::Device;
 use tracing::warn;
 
 use super::control::PerfControl;
@@ -18,6 +20,7 @@ use super::pattern::Origin;
 use super::plan::{Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, RETRY_COUNT};
 use crate::failure::{Failure, legible};
+use crate::memory::MemorySpec;
 use crate::progress::Progress;
 
 /// One end of a measurement, with the TCP connection beside it.
@@ -28,6 +31,9 @@ pub(super) struct Session<C = PerfControl> {
     pub(super) plan: Plan,
     /// Which end this is.
     pub(super) role: Origin,
+    /// Of this end, and the GPU if it is one's.
+    pub(super) memory: MemorySpec,
+    gpu: Option<Arc<dyn Device>>,
     pub(super) lanes: Vec<QpLane>,
     regions: Option<Regions>,
     /// When the control connection was looked at, heard from, and last spoken to.
@@ -120,16 +126,21 @@ const SENTINEL: u64 = 2;
 
 impl<C: Beside> Session<C> {
     /// `interval` is that of lines about progress.
+    ///
+    /// # Errors
+    /// The GPU whose memory is to be used can't be opened.
     pub(super) fn new(
         mut end: Endpoint,
         control: C,
         plan: Plan,
         role: Origin,
-        interval: Duration,
-    ) -> Session<C> {
+        (memory, interval): (MemorySpec, Duration),
+    ) -> Result<Session<C>, Failure> {
         let now = end.now();
-        Session {
+        Ok(Session {
             end,
+            memory,
+            gpu: memory.open()?,
             control,
             plan,
             role,
@@ -145,7 +156,7 @@ impl<C: Beside> Session<C> {
             moved: 0,
             progress: Progress::start(interval, now),
             lost: None,
-        }
+        })
     }
 
     /// One turn of the loop: frames, completions, and now and then the control connection.

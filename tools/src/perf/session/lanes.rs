@@ -218,9 +218,12 @@ impl<C: Beside> Session<C> {
         let length = |used: bool, layout: Layout| if used { layout.region_len() } else { 8 };
         let memory = |length: u64| {
             let megabytes = length >> 20;
-            usize::try_from(length)
-                .map_err(|_| Failure::usage(format!("{megabytes} MiB of memory: more than an address space")))
-                .and_then(|length| Memory::zeroed(length).or_fail(|| format!("{megabytes} MiB of memory")))
+            let length = usize::try_from(length)
+                .map_err(|_| Failure::usage(format!("{megabytes} MiB of memory: more than an address space")))?;
+            match &self.gpu {
+                Some(gpu) => Ok(gpu.allocate(length)?),
+                None => Memory::zeroed(length).or_fail(|| format!("{megabytes} MiB of memory")),
+            }
         };
         let access = self.exposed_access() | Access::LOCAL_WRITE;
         let (source, sink) = (memory(length(sends, layout))?, memory(length(takes, sink_layout))?);

@@ -1,0 +1,89 @@
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use super::{Device, GpuError};
+
+/// What `--memory` names: a GPU by the library that reaches it, and its number there.
+///
+/// | text | meaning |
+/// |---|---|
+/// | `opencl`, `opencl:1` | the first device of OpenCL, the second |
+/// | `cuda`, `cuda:1` | the first GPU of CUDA, the second |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GpuSpec {
+    /// By OpenCL; feature `opencl`.
+    OpenCl(usize),
+    /// By CUDA; feature `cuda`.
+    Cuda(usize),
+}
+
+impl GpuSpec {
+    /// Opens it. Memory and queues belong to the handle that made them: open a device once.
+    ///
+    /// # Errors
+    /// [`GpuError::NoDevice`], with what is missing; [`GpuError::Call`].
+    pub fn open(self) -> Result<Arc<dyn Device>, GpuError> {
+        match self {
+            #[cfg(feature = "opencl")]
+            GpuSpec::OpenCl(index) => Ok(super::opencl::open(index)?),
+            #[cfg(not(feature = "opencl"))]
+            GpuSpec::OpenCl(_) => Err(self.not_built("opencl")),
+            GpuSpec::Cuda(_) => Err(self.not_built("cuda")),
+        }
+    }
+
+    fn not_built(self, feature: &str) -> GpuError {
+        let reason = format!("this program is built without the feature {feature}");
+        GpuError::NoDevice { device: self.to_string(), reason }
+    }
+}
+
+impl FromStr for GpuSpec {
+    type Err = GpuError;
+
+    fn from_str(text: &str) -> Result<GpuSpec, GpuError> {
+        let (library, number) = text.split_once(':').unwrap_or((text, "0"));
+        let index = number.parse().ok().filter(|_| number.bytes().all(|digit| digit.is_ascii_digit()));
+        match (library, index) {
+            ("opencl", Some(index)) => Ok(GpuSpec::OpenCl(index)),
+            ("cuda", Some(index)) => Ok(GpuSpec::Cuda(index)),
+            _ => Err(GpuError::NoDevice {
+                device: format!("'{text}'"),
+                reason: "opencl, opencl:N, cuda or cuda:N, where N counts from 0".to_owned(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for GpuSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GpuSpec::OpenCl(index) => write!(f, "opencl:{index}"),
+            GpuSpec::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for (text, spec) in [
+            ("opencl", GpuSpec::OpenCl(0)),
+            ("opencl:12", GpuSpec::OpenCl(12)),
+            ("cuda", GpuSpec::Cuda(0)),
+            ("cuda:1", GpuSpec::Cuda(1)),
+        ] {
+            assert_eq!(text.parse::<GpuSpec>().unwrap(), spec);
+            assert_eq!(spec.to_string().parse::<GpuSpec>().unwrap(), spec);
+        }
+        for text in ["", "gpu", "opencl:", "opencl:+1", "opencl:-1", "opencl:1:2", "cuda:99999999999999999999"] {
+            let refused = text.parse::<GpuSpec>().unwrap_err().to_string();
+            assert_eq!(refused, format!("'{text}': opencl, opencl:N, cuda or cuda:N, where N counts from 0"));
+        }
+    }
+}

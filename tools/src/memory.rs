@@ -1,0 +1,59 @@
+//! `--memory`: whose memory is sent and received.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use ferroce_driver::gpu::{Device, GpuSpec};
+
+use crate::failure::Failure;
+
+/// Memory of the host, or of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum MemorySpec {
+    /// The host's.
+    #[default]
+    Host,
+    /// A GPU's.
+    Gpu(GpuSpec),
+}
+
+impl MemorySpec {
+    /// The GPU, if it is one's.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    pub(crate) fn open(self) -> Result<Option<Arc<dyn Device>>, Failure> {
+        match self {
+            MemorySpec::Host => Ok(None),
+            MemorySpec::Gpu(spec) => Ok(Some(spec.open()?)),
+        }
+    }
+
+    /// Whether it is the host's.
+    pub(crate) fn is_host(self) -> bool {
+        self == MemorySpec::Host
+    }
+}
+
+impl FromStr for MemorySpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MemorySpec, String> {
+        match text {
+            "host" => Ok(MemorySpec::Host),
+            _ => text.parse().map(MemorySpec::Gpu).map_err(|_| {
+                format!("'{text}': host, or a GPU: opencl, opencl:N, cuda or cuda:N, where N counts from 0")
+            }),
+        }
+    }
+}
+
+impl fmt::Display for MemorySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemorySpec::Host => f.write_str("host"),
+            MemorySpec::Gpu(spec) => spec.fmt(f),
+        }
+    }
+}
