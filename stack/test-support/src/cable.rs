@@ -89,6 +89,11 @@ impl Cable {
         self.way().allocations
     }
 
+    /// Counts them anew.
+    pub fn forget_allocations(&self) {
+        self.way().allocations = 0;
+    }
+
     /// How often the port was asked for a next hop.
     pub fn resolved(&self) -> u64 {
         self.way().resolved

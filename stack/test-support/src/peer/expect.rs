@@ -130,6 +130,11 @@ impl Peer {
         Some(got)
     }
 
+    /// What the engine has allocated until now is a first use, and no fault.
+    pub fn forget_allocations(&mut self) {
+        self.cable.forget_allocations();
+    }
+
     /// Ends the context, and puts an empty one in its place. Returns what it sent at its end.
     pub fn end(&mut self) -> Vec<Got> {
         let (port, _) = driver::loopback::pair(&[ENGINE_V4], &[PEER_V4]);

@@ -1,0 +1,190 @@
+//! Section J: memory of a device, whose copies end later. What a peer is told must be there.
+
+use std::time::Duration;
+
+use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::strict::Strict;
+use ferroce::wire::{Opcode, Syndrome};
+use ferroce::{Access, Mr, QpState, ReceiveWorkRequest, SendOp, Sge, WcStatus, WorkCompletion};
+
+use crate::packet::{Got, ack, packet, read_response};
+use crate::peer::{Peer, REMOTE, RQ, SQ, pattern, sge};
+
+/// Memory of a device whose copies all end at once or late, as this says.
+fn device_memory(peer: &mut Peer, strict: &Strict) -> Mr {
+    let memory = strict.clone().open().unwrap().allocate(4096).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    peer.context.register(peer.pd, memory, access).unwrap()
+}
+
+fn late() -> Strict {
+    Strict::default().latest(Duration::from_millis(5))
+}
+
+fn bytes(peer: &Peer, mr: Mr, offset: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    peer.context.read(mr, offset, &mut bytes).unwrap();
+    bytes
+}
+
+/// What has been told: packets of the engine, and completions.
+#[derive(Default)]
+struct Told {
+    packets: Vec<Got>,
+    completions: Vec<WorkCompletion>,
+}
+
+/// Lets time pass until `is_enough` says so. Whenever something was told, it sees the bytes as they are then.
+fn until(peer: &mut Peer, mut is_enough: impl FnMut(&Peer, &Told) -> bool) -> Told {
+    let mut told = Told::default();
+    for _ in 0..2000 {
+        peer.advance(Duration::from_micros(10));
+        told.packets.extend(peer.take_packets());
+        while let Some(completion) = peer.context.poll_cq(peer.cq).unwrap() {
+            told.completions.push(completion);
+        }
+        if is_enough(peer, &told) {
+            return told;
+        }
+    }
+    let packets: Vec<String> = told.packets.iter().map(|packet| packet.to_string()).collect();
+    panic!("not told in 20 ms; only {packets:?}, {:?}", told.completions);
+}
+
+/// That the one completion is this.
+fn check_completion(told: &Told, wr_id: u64, status: WcStatus) {
+    let completions: Vec<_> = told.completions.iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(completions, [(wr_id, status)]);
+}
+
+#[test]
+fn case_137_acknowledgements_follow_what_is_visible() {
+    let data = pattern(600);
+    // Alone; with a READ of it behind it, and with one of other bytes, whose response acknowledges all before it.
+    for read_at in [None, Some(8), Some(2000)] {
+        let mut peer = Peer::new();
+        let mr = device_memory(&mut peer, &late());
+        let remote = peer.remote(mr);
+        let opcodes = [Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST];
+        for (number, (opcode, piece)) in (0..).zip(opcodes.into_iter().zip(data.chunks(256))) {
+            let packet = packet(opcode, RQ + number).payload(piece);
+            peer.arrive([match number {
+                0 => packet.reth(remote.addr + 8, remote.rkey, 600),
+                2 => packet.ack_req(),
+                _ => packet,
+            }]);
+        }
+        if let Some(at) = read_at {
+            let read = packet(Opcode::RC_READ_REQUEST, RQ + 3).reth(remote.addr + at, remote.rkey, 200);
+            peer.arrive([read]);
+        }
+        peer.poll();
+        assert_ne!(bytes(&peer, mr, 8, 600), data, "it is visible at once: the device is not late");
+        let last = RQ + 2 + u32::from(read_at.is_some());
+        let told = until(&mut peer, |peer, Told { packets, .. }| {
+            let is_there = bytes(peer, mr, 8, 600) == data;
+            if let Some(packet) = packets.first() {
+                assert!(is_there, "told before it is there: {packet}");
+            }
+            packets.iter().any(|packet| packet.psn() == last)
+        });
+        for packet in &told.packets {
+            if packet.opcode == Opcode::RC_READ_RESPONSE_ONLY {
+                let expected = if read_at == Some(8) { &data[..200] } else { &[0; 200] };
+                assert_eq!(packet.payload, expected);
+            }
+            // The MSN tells of the WRITE too, and of the READ.
+            let (syndrome, msn) = aeth(packet);
+            assert!(syndrome == Syndrome::ACK.byte() && (1..=2).contains(&msn), "{packet}");
+        }
+        peer.forget_allocations();
+    }
+}
+
+/// Syndrome and MSN.
+fn aeth(packet: &Got) -> (u8, u32) {
+    packet.extensions.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn())).unwrap()
+}
+
+#[test]
+fn case_138_receives_complete_when_their_bytes_are_visible() {
+    let mut peer = Peer::new();
+    let mr = device_memory(&mut peer, &late());
+    let data = pattern(200);
+    let sges = [Sge { mr, offset: 100, length: 256 }];
+    peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 7, sges: &sges }).unwrap();
+    peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ).payload(&data).ack_req()]);
+    peer.poll();
+    assert_ne!(bytes(&peer, mr, 100, 200), data, "it is visible at once: the device is not late");
+    let told = until(&mut peer, |peer, Told { completions, .. }| {
+        let is_there = bytes(peer, mr, 100, 200) == data;
+        assert!(completions.is_empty() || is_there, "complete before it is there");
+        !completions.is_empty()
+    });
+    check_completion(&told, 7, WcStatus::Success);
+    assert_eq!(told.packets.iter().map(|p| p.opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
+
+    // So does a READ into such memory.
+    peer.post(8, SendOp::Read(REMOTE), &[Sge { mr, offset: 1000, length: 200 }]);
+    assert_eq!(peer.take_packets().len(), 1);
+    peer.arrive([read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ, &data)]);
+    peer.poll();
+    let told = until(&mut peer, |peer, Told { completions, .. }| {
+        let is_there = bytes(peer, mr, 1000, 200) == data;
+        assert!(completions.is_empty() || is_there, "complete before it is there");
+        !completions.is_empty()
+    });
+    check_completion(&told, 8, WcStatus::Success);
+    peer.forget_allocations();
+}
+
+#[test]
+fn case_139_a_copy_that_fails_ends_the_work_at_both_ends() {
+    // What was to be written: the peer gets a NAK for it, and nothing is acknowledged.
+    let mut peer = Peer::new();
+    let mr = device_memory(&mut peer, &Strict::default().fails_one_in(1));
+    let remote = peer.remote(mr);
+    let write = packet(Opcode::RC_WRITE_ONLY, RQ).payload(&[1; 64]);
+    peer.inject(write.reth(remote.addr, remote.rkey, 64).ack_req());
+    let told = until(&mut peer, |_, told| !told.packets.is_empty());
+    assert_eq!(aeth(&told.packets[0]).0, 0x63, "a NAK of code 3, remote operational error");
+    peer.expect_state(QpState::Error);
+    while peer.context.next_event().is_some() {}
+    peer.forget_allocations();
+
+    // What was to be sent: nothing leaves, and the work request says so.
+    let mut peer = Peer::new();
+    let mr = device_memory(&mut peer, &Strict::default().fails_one_in(1));
+    peer.post(9, SendOp::Write(REMOTE), &[sge(mr, 64)]);
+    let told = until(&mut peer, |_, told| !told.completions.is_empty());
+    check_completion(&told, 9, WcStatus::FatalErr);
+    assert!(told.packets.is_empty());
+    while peer.context.next_event().is_some() {}
+    peer.forget_allocations();
+}
+
+/// After a queue pair's first use of it, nothing is allocated for memory of a device.
+#[test]
+fn staging_is_allocated_once() {
+    let mut peer = Peer::new();
+    let mr = device_memory(&mut peer, &Strict::default().latest(Duration::from_micros(50)));
+    let remote = peer.remote(mr);
+    for round in 0..50_u32 {
+        let psn = RQ + 2 * round;
+        let write = packet(Opcode::RC_WRITE_ONLY, psn).payload(&pattern(200)).ack_req();
+        let read = packet(Opcode::RC_READ_REQUEST, psn + 1).reth(remote.addr, remote.rkey, 200);
+        peer.inject(write.reth(remote.addr + u64::from(round), remote.rkey, 200));
+        peer.inject(read);
+        until(&mut peer, |_, told| {
+            told.packets.iter().any(|packet| packet.opcode == Opcode::RC_READ_RESPONSE_ONLY)
+        });
+        peer.post(u64::from(round), SendOp::Write(REMOTE), &[sge(mr, 300)]);
+        until(&mut peer, |_, told| told.packets.iter().any(|packet| packet.opcode.is_request()));
+        peer.inject(ack(SQ + 2 * round + 1, round + 1));
+        let told = until(&mut peer, |_, told| !told.completions.is_empty());
+        check_completion(&told, round.into(), WcStatus::Success);
+        if round == 0 {
+            peer.forget_allocations();
+        }
+    }
+}
