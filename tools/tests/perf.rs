@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ends::{
     Ferroce, Namespaces, Outcome, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic,
 };
+use ferroce_driver_test_support::opencl;
 use serde_json::Value;
 
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
@@ -195,6 +196,56 @@ fn every_operation_over_af_xdp() {
     }
 }
 
+/// From device to device, and between a device and the host; every byte is compared.
+#[test]
+fn every_operation_between_devices() {
+    let _alone = alone();
+    if opencl::first().is_none() {
+        return;
+    }
+    let pair = Namespaces::new(4200);
+    for operation in ["write", "read", "send"] {
+        for mode in ["bw -n 300 -q 2", "lat -n 50"] {
+            let report = loopback(&format!("{operation} {mode} --check --memory opencl"));
+            assert_eq!(report["memory"], "opencl:0", "{report}");
+            assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{report}");
+            assert!(report["counters"]["device_bytes"].as_u64().unwrap() > 0, "{report}");
+            let Some(pair) = &pair else { continue };
+            let command = format!("perf {operation} {mode} -u 17 --check --json");
+            let [_, client] = both(pair, &format!("{command} --memory opencl"));
+            assert!(client.json()["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}");
+            let server = Ferroce::server(&pair.a, &format!("{command} -d {VETH}"));
+            let client =
+                Ferroce::start(Some(&pair.b), &format!("{command} -d {VETH} --memory opencl:0 {SERVER}"));
+            let (client, server) = (client.end(), server.end());
+            assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
+        }
+    }
+    // Datagrams, and without an answer.
+    let report = loopback("send bw -c UD -n 300 --memory opencl");
+    assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
+    let text = Ferroce::start(None, "perf send lat -d loopback -n 50 --memory opencl").end();
+    assert!(text.stdout.contains("memory: opencl:0"), "{text:#?}");
+}
+
+#[test]
+fn a_peer_that_is_killed_ends_the_work_of_devices_in_error() {
+    let _alone = alone();
+    let Some(pair) = Namespaces::new(4200) else { return };
+    if opencl::first().is_none() {
+        return;
+    }
+    for test in ["write bw", "read bw", "send bw"] {
+        for server_dies in [true, false] {
+            let survivor = kill_one(&pair, &format!("{test} --memory opencl"), server_dies);
+            assert_eq!(survivor.code, Some(1), "{test}: {survivor:#?}");
+            assert!(survivor.took < Duration::from_secs(6), "{test}: {survivor:#?}");
+            let last = survivor.stderr.lines().last().unwrap();
+            assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
+        }
+    }
+}
+
 #[test]
 fn a_gibibyte_by_write_and_by_read() {
     let _alone = alone();
@@ -343,6 +394,10 @@ fn bad_input_is_named() {
         ("perf send lat -d loopback -b", &["-b", "send lat"]),
         ("perf atomic bw -d loopback -b", &["-b", "atomic bw"]),
         ("perf write bw -d loopback -D 0", &["'0'", "seconds"]),
+        ("perf write bw -d loopback --memory gpu", &["'gpu'", "host", "opencl:N", "cuda:N"]),
+        ("perf write bw -d loopback --memory opencl:99 -n 1", &["--memory opencl:99: "]),
+        ("perf write bw -d loopback --memory cuda:99 -n 1", &["--memory cuda:99: "]),
+        ("perf atomic bw -d loopback --memory opencl", &["--memory opencl:0", "atomics", "host"]),
         ("perf write bw -d loopback -x 7", &["GID index 7", "::ffff:127.0.0."]),
         ("perf write bw -d loopback --core 4096 -n 1", &["--core", "4096", "0"]),
         ("perf write bw -d loopback --pcap /no/such/folder/file -n 1", &["/no/such/folder/file"]),

@@ -6,7 +6,7 @@ use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
-use ferroce_test_support::pair::Setup;
+use ferroce_test_support::pair::{End, Setup};
 
 use super::world::World;
 
@@ -121,5 +121,67 @@ fn a_queue_pair_goes_while_copies_are_under_way() {
             }
             world.end();
         }
+    }
+}
+
+/// A hundred queue pairs that WRITE and READ at once, in either direction, over four chunks: each waits for its turn, none is
+/// forgotten, and every byte is right.
+#[test]
+fn staging_is_shared_by_more_queue_pairs_than_it_has_chunks() {
+    const QPS: usize = 100;
+    const LEN: usize = 3000;
+    let mut random = Random::from_env("FERROCE_DEVICE_SEED");
+    for selective_repeat in [false, true] {
+        let config = |config: Config| config.staging_chunks(4);
+        let setup = Setup { qps: QPS, timeout: 16, selective_repeat, config, ..Setup::default() };
+        let strict = Strict::default().latest(Duration::from_micros(100));
+        let mut world = World::new(1, LinkConfig::default(), setup, &strict, 4 * QPS * LEN);
+        let sources = [0, 1].map(|end| world.fill(end, world.device[end], &mut random));
+        // The first quarter of an end is written by the other, the second takes what it READs; it sends from the others.
+        let at = |quarter: usize, n: usize| ((quarter * QPS + n) * LEN) as u64;
+        for end in [0, 1] {
+            for n in 0..QPS {
+                let remote = world.remote_device[1 - end];
+                let ops = [
+                    (SendOp::Write(remote.at(at(0, n))), at(2, n)),
+                    (SendOp::Read(remote.at(at(3, n))), at(1, n)),
+                ];
+                for (kind, (op, offset)) in (0..).zip(ops) {
+                    let sges = [Sge { mr: world.device[end], offset, length: LEN as u32 }];
+                    let wr_id = (2 * n + kind) as u64;
+                    let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
+                    let End { context, qps, .. } = &mut world.pair.ends[end];
+                    context.post_send(qps[n], &SendWorkRequest { wr_id, op, data, flags }).unwrap();
+                }
+            }
+        }
+        for end in [0, 1] {
+            let mut ended: Vec<u64> = (0..2 * QPS)
+                .map(|_| {
+                    let completion = world.completion(end);
+                    assert_eq!(completion.status, WcStatus::Success, "{completion:?}");
+                    completion.wr_id
+                })
+                .collect();
+            ended.sort_unstable();
+            assert!(ended.into_iter().eq(0..2 * QPS as u64));
+        }
+        for end in [0, 1] {
+            for n in 0..QPS {
+                for (quarter, from) in [(0, 2), (1, 3)] {
+                    let source = &sources[1 - end][at(from, n) as usize..][..LEN];
+                    let found = world.read(end, world.device[end], at(quarter, n), LEN);
+                    assert!(found == source, "end {end}, queue pair {n}, quarter {quarter}");
+                }
+            }
+            let starved = world.pair.ends[end].context.counters().value(Counter::RxStagingFull);
+            println!("end {end}: {starved} packets found no room, selective repeat {selective_repeat}");
+        }
+        for end in &mut world.pair.ends {
+            for qp in &end.qps[1..] {
+                end.context.destroy_qp(*qp).unwrap();
+            }
+        }
+        world.end();
     }
 }

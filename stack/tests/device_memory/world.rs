@@ -9,7 +9,7 @@ use ferroce::driver::gpu::strict::{Strict, StrictDevice};
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
-use ferroce_test_support::pair::{Pair, Setup};
+use ferroce_test_support::pair::{End, Pair, Setup};
 
 /// Both ends, each with a device and a region of its memory.
 pub(crate) struct World {
@@ -93,10 +93,20 @@ impl World {
             }
             assert!(
                 self.step() && self.pair.now < limit,
-                "no completion at end {end}, at {:?}",
-                self.pair.now
+                "no completion at end {end}, at {:?}; {}",
+                self.pair.now,
+                self.counted()
             );
         }
+    }
+
+    /// What both ends have counted.
+    fn counted(&self) -> String {
+        let counted = |end: &End| -> Vec<String> {
+            let counters = end.context.counters();
+            counters.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect()
+        };
+        self.pair.ends.iter().map(|end| counted(end).join(", ")).collect::<Vec<_>>().join("; ")
     }
 
     /// As [`completion`](World::completion), which is a success.
