@@ -149,7 +149,7 @@ impl QueuePair {
         let is_final = index + 1 == wqe.packets;
         let offset = index << connection.path_mtu.shift();
         let expected = (length - offset).min(connection.path_mtu.bytes());
-        if !fits_place(packet.opcode, index == 0, is_final) {
+        if !fits_place(packet.opcode, index == 0, is_final, self.staged.is_some()) {
             self.fail_oldest(shared, WcStatus::LocQpOpErr);
             return;
         }
@@ -174,12 +174,12 @@ impl QueuePair {
 
 /// Whether a READ response may stand where the request stands. A response to a resumed request may
 /// begin with First or Only, or go on with Middle and Last as rxe's does (docs/protocol.md §8), so only
-/// the very first packet of a READ and the last are told apart from the others.
-fn fits_place(opcode: Opcode, is_first: bool, is_final: bool) -> bool {
+/// the very first packet of a READ and the last are told apart from the others. What is asked for in parts may end anywhere.
+fn fits_place(opcode: Opcode, is_first: bool, is_final: bool, in_parts: bool) -> bool {
     match opcode.position() {
         Position::First => !is_final,
         Position::Middle => !is_final && !is_first,
-        Position::Last => is_final && !is_first,
-        Position::Only => is_final,
+        Position::Last => (is_final || in_parts) && !is_first,
+        Position::Only => is_final || in_parts,
     }
 }

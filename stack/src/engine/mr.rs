@@ -306,6 +306,11 @@ impl MemoryRegions {
         Some(DevicePlace { region: grant.index, copier, offset: grant.start })
     }
 
+    /// Whether some of the pieces are memory of a device.
+    pub(crate) fn is_on_device(&self, sges: &[Sge]) -> bool {
+        sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
+    }
+
     /// Where a byte of a region is, if that is memory of a device.
     pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<DevicePlace> {
         let copier = self.slab.get(mr.0)?.copier?;

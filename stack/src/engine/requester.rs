@@ -217,7 +217,9 @@ impl QueuePair {
             if !self.window_admits(shared, wqe.kind, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
-            let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
+            let (kind, packets) = (wqe.kind, wqe.packets);
+            let count = if kind.is_read { self.reserve_read(shared, number, psn, count)? } else { count };
+            let after = (packet + count, packets);
             let asks =
                 kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
@@ -404,6 +406,10 @@ impl QueuePair {
     pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
         let requester = &mut self.requester;
         requester.una = una;
+        if let Some(staged) = &mut self.staged {
+            staged.responses.settle(&mut shared.staging, una);
+        }
+        let requester = &mut self.requester;
         requester.retries_left = requester.attributes.retry_count;
         requester.rnr_retries_left = requester.attributes.rnr_retry;
         requester.rnr_deadline = Nanos::NEVER;

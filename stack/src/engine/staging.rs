@@ -18,7 +18,8 @@ use ferroce_driver::{Memory, Nanos, Piece, Span};
 
 use crate::verbs::{Config, Qp};
 
-/// What a chunk is for. Those of sends stay until the peer has acknowledged, which may need others.
+/// What a chunk is for. Those of sends, and those that wait for responses, are this end's own: they stay until the peer has
+/// acknowledged or answered, for which it may need others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Sends,
@@ -27,6 +28,14 @@ pub(crate) enum Purpose {
     Requests,
     /// Of the responses to READs.
     Responses,
+    /// Of those that have not come yet.
+    Awaited,
+}
+
+impl Purpose {
+    fn is_own(self) -> bool {
+        matches!(self, Purpose::Sends | Purpose::Awaited)
+    }
 }
 
 /// A copy that has ended.
@@ -46,10 +55,10 @@ pub(crate) struct StagingPool {
     memory: Option<Staging>,
     chunks: Box<[Chunk]>,
     free: Vec<u16>,
-    /// Chunks that sends hold.
-    sends: u16,
+    /// Chunks that are held for this end's own requests.
+    own: u16,
     copiers: Vec<Copier>,
-    /// Queue pairs that found no chunk, in this order; those that are to send are the second.
+    /// Queue pairs that found no chunk, in this order; those with requests of their own are the second.
     waiting: [VecDeque<InLine>; 2],
     /// Queue pairs with bytes that were received and are not being copied yet.
     open: Vec<Qp>,
@@ -126,7 +135,7 @@ impl StagingPool {
             memory: None,
             chunks: Box::default(),
             free: Vec::new(),
-            sends: 0,
+            own: 0,
             copiers: Vec::new(),
             waiting: Default::default(),
             open: Vec::new(),
@@ -193,18 +202,17 @@ impl StagingPool {
 
     /// Takes a chunk. `None` if there is none, or if others wait for those that there are: then `qp` waits behind them.
     pub(crate) fn take(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
-        let is_send = purpose == Purpose::Sends;
-        // What is received must find room while sends wait to be acknowledged.
-        let most = if is_send { usize::from(self.limit / 2 - self.sends) } else { self.free.len() };
-        let line = &mut self.waiting[usize::from(is_send)];
+        let is_own = purpose.is_own();
+        let most = self.most(purpose);
+        let line = &mut self.waiting[usize::from(is_own)];
         let ahead = line.iter().position(|waiting| waiting.qp == qp);
-        if ahead.unwrap_or(line.len()) < most.min(self.free.len())
+        if ahead.unwrap_or(line.len()) < most
             && let Some(chunk) = self.free.pop()
         {
             if let Some(place) = ahead {
                 line.remove(place);
             }
-            self.sends += u16::from(is_send);
+            self.own += u16::from(is_own);
             self.chunks[usize::from(chunk)] = Chunk { held: Some((qp, purpose)), copies: 0, since: now };
             return Some(chunk);
         }
@@ -212,9 +220,21 @@ impl StagingPool {
         None
     }
 
+    /// Takes one more chunk, if nobody waits for it.
+    pub(crate) fn take_spare(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
+        let is_spare = self.waiting[usize::from(purpose.is_own())].is_empty() && self.most(purpose) > 0;
+        if is_spare { self.take(now, qp, purpose) } else { None }
+    }
+
+    /// Chunks that are left for a purpose. What peers ask for must find room while this end's own requests wait for them.
+    fn most(&self, purpose: Purpose) -> usize {
+        let free = self.free.len();
+        if purpose.is_own() { free.min(usize::from((self.limit / 2).saturating_sub(self.own))) } else { free }
+    }
+
     /// Lets `qp` wait for a chunk, or for the end of copies.
     pub(crate) fn wait(&mut self, now: Nanos, qp: Qp, purpose: Purpose) {
-        let line = &mut self.waiting[usize::from(purpose == Purpose::Sends)];
+        let line = &mut self.waiting[usize::from(purpose.is_own())];
         match line.iter_mut().find(|waiting| waiting.qp == qp) {
             Some(waiting) => waiting.since = now,
             None => line.push_back(InLine { qp, since: now }),
@@ -225,7 +245,7 @@ impl StagingPool {
     pub(crate) fn release(&mut self, chunk: u16) {
         let Chunk { held, copies, .. } = &mut self.chunks[usize::from(chunk)];
         if let Some((_, purpose)) = held.take() {
-            self.sends -= u16::from(purpose == Purpose::Sends);
+            self.own -= u16::from(purpose.is_own());
             if *copies == 0 {
                 self.free.push(chunk);
             }
@@ -247,7 +267,7 @@ impl StagingPool {
     pub(crate) fn idlest_sender(&self, now: Nanos) -> Option<Qp> {
         let [_, senders] = &self.waiting;
         let first = senders.front()?;
-        if self.sends < self.limit / 2 && !self.free.is_empty() {
+        if self.most(Purpose::Sends) > 0 {
             return None;
         }
         let sends = |chunk: &&Chunk| matches!(chunk.held, Some((_, Purpose::Sends)));

@@ -51,7 +51,7 @@ fn a_copy_that_fails_ends_the_work_request_in_error() {
                 let event = world.pair.ends[1].context.next_event().is_some();
                 assert!(matches!(told, Some(WcStatus::FatalErr | WcStatus::WrFlushErr)) || event, "{told:?}");
             }
-            other => panic!("round {round}: {other}"),
+            other => panic!("round {round}: {other}, {len} bytes; {}", world.counted()),
         }
         world.end();
     }

@@ -101,7 +101,7 @@ impl World {
     }
 
     /// What both ends have counted.
-    fn counted(&self) -> String {
+    pub(crate) fn counted(&self) -> String {
         let counted = |end: &End| -> Vec<String> {
             let counters = end.context.counters();
             counters.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect()

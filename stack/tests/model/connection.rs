@@ -242,7 +242,8 @@ impl World {
             rnr_endless: life.rnr_retry == RNR_ENDLESS,
             faithful,
             shared_receives: plan.srq,
-            whole_reads: !life.selective_repeat,
+            // Into memory of a device READs are asked for as far as there is room.
+            whole_reads: !life.selective_repeat && plan.on_device == [false; 2],
         });
         connection.phase = Phase::Up;
         Ok(())

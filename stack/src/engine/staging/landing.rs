@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
 use ferroce_driver::gpu::{MAX_PIECES, Ticket};
-use ferroce_driver::{Held, Piece};
+use ferroce_driver::{Held, Nanos, Piece};
 use ferroce_wire::Psn;
 
 use super::{Purpose, StagingPool};
@@ -17,6 +17,9 @@ pub(crate) struct Landing {
     purpose: Purpose,
     /// Oldest first. Those that are not copied yet are the last.
     batches: VecDeque<LandingBatch>,
+    /// Chunks for what READs have asked for, and the parts that have, in order: the PSN behind each, and its chunks.
+    reserved: Vec<u16>,
+    parts: VecDeque<(Psn, usize)>,
     /// Completions behind a batch, in order.
     completions: VecDeque<CompletionBehind>,
     /// The peer has asked for an acknowledgement that is not due before the bytes are there.
@@ -87,6 +90,8 @@ impl Landing {
         Landing {
             purpose,
             batches: VecDeque::with_capacity(4),
+            reserved: Vec::new(),
+            parts: VecDeque::new(),
             completions: VecDeque::with_capacity(16),
             asked: false,
             acknowledged: Psn::default(),
@@ -128,7 +133,14 @@ impl Landing {
         let fits = |batch: &LandingBatch| batch.has_room(&place, data.len(), chunk_bytes);
         if !self.batches.back().is_some_and(fits) {
             // Taken before anything changes.
-            let chunk = staging.take(*now, qp, self.purpose).ok_or(NoRoom)?;
+            let chunk = match self.reserved.pop() {
+                Some(chunk) => {
+                    let promised = self.parts.iter_mut().find(|(_, chunks)| *chunks > 0);
+                    promised.into_iter().for_each(|(_, chunks)| *chunks -= 1);
+                    chunk
+                }
+                None => staging.take(*now, qp, self.purpose).ok_or(NoRoom)?,
+            };
             match self.batches.back_mut() {
                 Some(last) if last.state == BatchState::Open => last.state = BatchState::Closed,
                 Some(_) => {}
@@ -155,6 +167,67 @@ impl Landing {
             batch.push(place, data.len(), held);
         }
         Ok(())
+    }
+
+    /// Room for the responses to a READ, of which `packets` from `psn` on are to be asked for: so many of them may be. `None` if
+    /// there is none; then the queue pair waits for it.
+    pub(crate) fn reserve(
+        &mut self,
+        pool: &mut StagingPool,
+        now: Nanos,
+        qp: Qp,
+        (psn, packets, shift): (Psn, u32, u32),
+    ) -> Option<u32> {
+        // What is asked for again is promised anew, and ends where it ended before: the peer knows these READs.
+        let known = self.parts.iter().position(|(end, _)| end.distance(psn) > 0);
+        let (index, packets) = match known {
+            Some(index) => {
+                self.parts.range_mut(index..).for_each(|(_, chunks)| *chunks = 0);
+                (index, packets.min(self.parts[index].0.distance(psn) as u32))
+            }
+            None => (self.parts.len(), packets),
+        };
+        let promised = self.promised();
+        let in_chunk = (pool.chunk_bytes() >> shift) as u32;
+        let wanted = (packets.div_ceil(in_chunk) as usize).min(pool.share());
+        if self.reserved.len() <= promised {
+            self.reserved.push(pool.take(now, qp, Purpose::Awaited)?);
+        }
+        while self.reserved.len() < promised + wanted
+            && let Some(chunk) = pool.take_spare(now, qp, Purpose::Awaited)
+        {
+            self.reserved.push(chunk);
+        }
+        let chunks = (self.reserved.len() - promised).min(wanted);
+        let count = packets.min(chunks as u32 * in_chunk);
+        match self.parts.get_mut(index) {
+            Some(part) => part.1 = chunks,
+            None => self.parts.push_back((psn + count, chunks)),
+        }
+        Some(count)
+    }
+
+    /// Chunks for what has not come of the parts.
+    fn promised(&self) -> usize {
+        self.parts.iter().map(|(_, chunks)| chunks).sum()
+    }
+
+    /// Everything before `una` has come: what was reserved for it and is not needed is given back.
+    pub(crate) fn settle(&mut self, pool: &mut StagingPool, una: Psn) {
+        while self.parts.front().is_some_and(|(end, _)| end.distance(una) <= 0) {
+            self.parts.pop_front();
+        }
+        while self.reserved.len() > self.promised()
+            && let Some(chunk) = self.reserved.pop()
+        {
+            pool.release(chunk);
+        }
+    }
+
+    /// Nothing that READs have asked for will come any more.
+    fn give_up_parts(&mut self, pool: &mut StagingPool) {
+        self.parts.clear();
+        self.reserved.drain(..).for_each(|chunk| pool.release(chunk));
     }
 
     /// A completion waits for all that has come; `Err` if there is nothing to wait for.
@@ -240,6 +313,7 @@ impl Landing {
     /// What is not being copied never will be. What waits for that, or for what has failed, ends in error: the first with
     /// `status`, the others flushed. Returns whether there was one.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool, status: WcStatus) -> bool {
+        self.give_up_parts(pool);
         let is_lost = |batch: &LandingBatch| {
             matches!(batch.state, BatchState::Open | BatchState::Closed | BatchState::Failed)
         };
@@ -264,6 +338,7 @@ impl Landing {
 
     /// The queue pair is reset: what is being copied ends without it.
     pub(crate) fn reset(&mut self, pool: &mut StagingPool) {
+        self.give_up_parts(pool);
         self.batches.drain(..).for_each(|batch| pool.release(batch.chunk));
         self.completions.clear();
         self.asked = false;

@@ -94,6 +94,39 @@ impl QueuePair {
         land(&mut staged.responses, shared, handle, self.sq.sges(number), (skip, data), (Psn::default(), 0))
     }
 
+    /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
+    /// has less room. `None` if there is none now. Without selective repeat one part of a READ is asked for at a time.
+    #[inline(always)]
+    pub(crate) fn reserve_read(&mut self, shared: &mut Shared, number: u32, psn: Psn, packets: u32) -> Option<u32> {
+        if !shared.staging.is_used() { Some(packets) } else { self.reserve_staged_read(shared, number, psn, packets) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn reserve_staged_read(&mut self, shared: &mut Shared, number: u32, psn: Psn, packets: u32) -> Option<u32> {
+        if self.sq.wqe(number).length == 0 || !shared.mrs.is_on_device(self.sq.sges(number)) {
+            return Some(packets);
+        }
+        let (is_later, is_selective) = (psn != self.sq.wqe(number).first_psn, self.selective.is_some());
+        if is_later && !is_selective && psn != self.requester.una() {
+            return None;
+        }
+        let shift = self.path_mtu()?.shift();
+        self.stage(shared);
+        let (handle, now) = (self.handle, shared.now);
+        let asked = (psn, packets, shift);
+        let Staged { responses, sends, .. } = &mut **self.staged.as_mut()?;
+        let mut reserved = responses.reserve(&mut shared.staging, now, handle, asked);
+        if reserved.is_none() && number == self.sq.head() && !sends.is_copying() {
+            // What was gathered for the sends behind it may hold the room, and they wait for it.
+            self.give_up_sends(shared);
+            let responses = &mut self.staged.as_mut()?.responses;
+            reserved = responses.reserve(&mut shared.staging, now, handle, asked);
+        }
+        // Selective repeat has parts of its own, and asks again for what found no room of one.
+        if is_selective { reserved.map(|_| packets) } else { reserved }
+    }
+
     /// Whether something that READs have brought is not there yet.
     pub(crate) fn is_fetching(&self) -> bool {
         self.staged.as_ref().is_some_and(|staged| !staged.responses.is_idle())
@@ -183,11 +216,11 @@ impl QueuePair {
             Purpose::Sends => staged.sends.ended(copy.number, copy.succeeded),
             Purpose::Answers => staged.answers.ended(copy.number, copy.succeeded),
             Purpose::Requests => staged.requests.ended(copy.number, copy.succeeded),
-            Purpose::Responses => staged.responses.ended(copy.number, copy.succeeded),
+            Purpose::Responses | Purpose::Awaited => staged.responses.ended(copy.number, copy.succeeded),
         }
         match copy.purpose {
             Purpose::Sends | Purpose::Answers => self.schedule(shared),
-            Purpose::Requests | Purpose::Responses => self.land_ended(shared),
+            Purpose::Requests | Purpose::Responses | Purpose::Awaited => self.land_ended(shared),
         }
         self.settle(shared);
     }
@@ -251,6 +284,8 @@ impl QueuePair {
             }
         }
         self.complete_landed(shared);
+        // The NAK may have waited for a copy that has failed as well.
+        self.schedule(shared);
     }
 
     /// Bytes of a response can't be copied: the READ fails.

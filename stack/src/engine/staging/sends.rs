@@ -20,6 +20,11 @@ pub(crate) struct Sends {
 }
 
 impl Sends {
+    /// Whether a copy is under way.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.stream.is_copying()
+    }
+
     pub(crate) fn new(pool: &StagingPool, depth: u32, head: u32) -> Sends {
         let starts = vec![0; depth as usize].into();
         Sends { stream: Stream::new(Purpose::Sends, pool), next: head, offset: 0, starts }
