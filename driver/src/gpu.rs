@@ -6,6 +6,7 @@
 //! | device | what it is |
 //! |---|---|
 //! | `opencl` | any GPU by OpenCL, or the CPU by PoCL; feature `opencl` |
+//! | `cuda` | a GPU of NVIDIA by CUDA, whose memory has addresses and dma-bufs; feature `cuda` |
 //! | [`strict`] | for tests: memory that faults when the CPU touches it, copies that land late, out of order, or fail |
 //!
 //! ```
@@ -26,6 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 #[cfg(feature = "opencl")]
 pub mod opencl;

@@ -1,7 +1,8 @@
 /* Reductions, one element a work item: target[i] = target[i] OP source[i]. For OpenCL and for CUDA, which define before it:
  *   KERNEL, GLOBAL          what a kernel and a pointer to the device's memory are declared with
  *   INDEX                   this work item's number
- *   U16, U32, U64           unsigned integers
+ *   FUNCTION                what other functions are declared with
+ *   U16, U32, U64, S64      integers of so many bits, the last with a sign
  *   FLOAT_OF, BITS_OF       a float of a U32 and back, bit by bit; DOUBLE_OF, LONG_BITS_OF of a U64 if there are doubles
  *   HALF_TO_FLOAT, FLOAT_TO_HALF   of a U16 and back, rounded to the nearest, ties to even
  * Elements are loaded and stored as unsigned integers, so that what is only chosen keeps its bits. */
@@ -39,11 +40,11 @@
 
 #define AS_IT_IS(x) (x)
 #define SIGNED(x) ((int)(x))
-#define SIGNED_LONG(x) ((long)(x))
+#define SIGNED_LONG(x) ((S64)(x))
 #define BF16_TO_FLOAT(x) FLOAT_OF((U32)(x) << 16)
 #define FLOAT_TO_BF16(x) round_to_bf16(BITS_OF(x))
 
-U16 round_to_bf16(U32 bits) {
+FUNCTION U16 round_to_bf16(U32 bits) {
     if ((bits & 0x7fffffff) > 0x7f800000)
         return (U16)(bits >> 16 | 0x40); /* no number, and not infinity by being cut off */
     return (U16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

@@ -22,7 +22,7 @@ impl Memory {
     }
 
     /// Its block, if it is of that type.
-    #[cfg(feature = "opencl")]
+    #[cfg(any(feature = "opencl", feature = "cuda"))]
     pub(crate) fn block_as<T: Block>(&self) -> Option<&T> {
         self.device_block()?.as_any().downcast_ref()
     }

@@ -1,9 +1,11 @@
 #define KERNEL __kernel
+#define FUNCTION
 #define GLOBAL __global
 #define INDEX get_global_id(0)
 #define U16 ushort
 #define U32 uint
 #define U64 ulong
+#define S64 long
 #define FLOAT_OF as_float
 #define BITS_OF as_uint
 #define HALF_TO_FLOAT half_to_float

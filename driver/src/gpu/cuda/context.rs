@@ -1,0 +1,243 @@
+//! A device's primary context, and what is in it. A call is made with the context current, and leaves the thread as it was.
+
+use std::ffi::{CStr, c_int, c_uint};
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUevent, CUevent_flags, CUmodule, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
+
+use super::library::{Functions, NOT_READY, SUCCESS};
+use crate::gpu::GpuError;
+
+/// A share in the device's primary context.
+#[derive(Debug)]
+pub(super) struct Context {
+    /// The device, as it is named.
+    pub(super) name: String,
+    /// Its number.
+    pub(super) index: c_int,
+    pub(super) device: CUdevice,
+    raw: CUcontext,
+    functions: &'static Functions,
+}
+
+// SAFETY: functions of CUDA may be called by any thread; the pointer is only given to them.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// The primary one, which is made if nobody has it. `device` is one of CUDA's.
+    pub(super) fn primary(
+        functions: &'static Functions,
+        name: String,
+        (index, device): (c_int, CUdevice),
+    ) -> Result<Arc<Context>, GpuError> {
+        let mut raw = null_mut();
+        // SAFETY: where the context is to be.
+        let code = unsafe { (functions.retain_context)(&mut raw, device) };
+        functions.check(&name, "cuDevicePrimaryCtxRetain", code)?;
+        Ok(Arc::new(Context { name, index, device, raw, functions }))
+    }
+
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Makes it this thread's current one.
+    pub(super) fn enter(&self) -> Result<Current<'_>, GpuError> {
+        // SAFETY: the context is there, for this value has a share in it.
+        let code = unsafe { (self.functions.push_context)(self.raw) };
+        self.functions.check(&self.name, "cuCtxPushCurrent", code)?;
+        let mut current = Current { context: self, capture_mode: None, _of_this_thread: PhantomData };
+        current.permit_calls();
+        Ok(current)
+    }
+
+    /// Calls what gives something back, which has no caller to be told that it failed.
+    pub(super) fn give_back(&self, call: &'static str, function: impl FnOnce(&Functions) -> u32) {
+        if let Err(error) = self.enter().and_then(|current| current.call(call, function)) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: this value's share, which is given back once.
+        let code = unsafe { (self.functions.release_context)(self.device) };
+        if let Err(error) = self.functions.check(&self.name, "cuDevicePrimaryCtxRelease", code) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// A context that is current, until this is dropped.
+pub(super) struct Current<'a> {
+    context: &'a Context,
+    /// The thread's own, to be restored.
+    capture_mode: Option<u32>,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Current<'_> {
+    pub(super) fn call(
+        &self,
+        call: &'static str,
+        function: impl FnOnce(&Functions) -> u32,
+    ) -> Result<(), GpuError> {
+        let functions = self.context.functions;
+        functions.check(&self.context.name, call, function(functions))
+    }
+
+    /// Whether the event has come.
+    pub(super) fn has_come(&self, event: &Event) -> Result<bool, GpuError> {
+        // SAFETY: the event is there.
+        let code = unsafe { (self.context.functions.query_event)(event.raw) };
+        match code {
+            SUCCESS => Ok(true),
+            NOT_READY => Ok(false),
+            _ => self.context.functions.check(&self.context.name, "cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// While a thread captures a graph, by default no thread may allocate or ask for an event, and the capture ends if one does. That is
+    /// for calls that it may depend on, which ours are not.
+    fn permit_calls(&mut self) {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        // SAFETY: where the mode is, and the thread's former is to be.
+        let code = unsafe { (self.context.functions.exchange_capture_mode)(&mut mode) };
+        self.capture_mode = (code == SUCCESS).then_some(mode);
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        let functions = self.context.functions;
+        if let Some(mut mode) = self.capture_mode {
+            // SAFETY: the mode that the thread had.
+            unsafe { (functions.exchange_capture_mode)(&mut mode) };
+        }
+        let mut popped = null_mut();
+        // SAFETY: it was pushed by this thread, which this value does not leave, and whatever was pushed on it was popped before.
+        unsafe { (functions.pop_context)(&mut popped) };
+    }
+}
+
+/// Commands that are carried out one after the other.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    raw: CUstream,
+}
+
+// SAFETY: as of `Context`.
+unsafe impl Send for Stream {}
+// SAFETY: as of `Context`.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// One that neither waits for the default stream nor has it wait: it may be a framework's.
+    pub(super) fn new(context: &Arc<Context>) -> Result<Stream, GpuError> {
+        let mut raw = null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: where the stream is to be.
+        context.enter()?.call("cuStreamCreate", |cuda| unsafe { (cuda.create_stream)(&mut raw, flags) })?;
+        Ok(Stream { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Waits until all of it has ended.
+    pub(super) fn end(&self) -> Result<(), GpuError> {
+        // SAFETY: the stream is there.
+        self.context.enter()?.call("cuStreamSynchronize", |cuda| unsafe { (cuda.end_stream)(self.raw) })
+    }
+
+    /// As [`end`](Stream::end), where there is no caller to be told that it failed.
+    pub(super) fn end_at_last(&self) {
+        if let Err(error) = self.end() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it was made by this value, and is destroyed once.
+        self.context.give_back("cuStreamDestroy", |cuda| unsafe { (cuda.destroy_stream)(self.raw) });
+    }
+}
+
+/// A place in a stream, which comes when all before it has ended.
+#[derive(Debug)]
+pub(super) struct Event {
+    context: Arc<Context>,
+    raw: CUevent,
+}
+
+// SAFETY: as of `Context`.
+unsafe impl Send for Event {}
+// SAFETY: as of `Context`.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Event, GpuError> {
+        let mut raw = null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        // SAFETY: where the event is to be.
+        context.enter()?.call("cuEventCreate", |cuda| unsafe { (cuda.create_event)(&mut raw, flags) })?;
+        Ok(Event { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn raw(&self) -> CUevent {
+        self.raw
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it was made by this value, and is destroyed once.
+        self.context.give_back("cuEventDestroy", |cuda| unsafe { (cuda.destroy_event)(self.raw) });
+    }
+}
+
+/// Kernels, loaded.
+#[derive(Debug)]
+pub(super) struct Module {
+    context: Arc<Context>,
+    raw: CUmodule,
+}
+
+// SAFETY: as of `Context`.
+unsafe impl Send for Module {}
+// SAFETY: as of `Context`.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Of PTX, which ends with a zero.
+    pub(super) fn load(context: &Arc<Context>, ptx: &CStr) -> Result<Module, GpuError> {
+        let mut raw = null_mut();
+        let loaded = context
+            .enter()?
+            // SAFETY: a text that ends with a zero, and where the module is to be.
+            .call("cuModuleLoadData", |cuda| unsafe { (cuda.load_module)(&mut raw, ptx.as_ptr().cast()) });
+        loaded.map(|()| Module { context: Arc::clone(context), raw })
+    }
+
+    pub(super) fn raw(&self) -> CUmodule {
+        self.raw
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: it was loaded by this value, and is unloaded once; reducers, which have its kernels, have a share in the device.
+        self.context.give_back("cuModuleUnload", |cuda| unsafe { (cuda.unload_module)(self.raw) });
+    }
+}

@@ -1,0 +1,105 @@
+//! What was submitted under tickets, and the events by which it ends.
+
+use std::collections::VecDeque;
+
+use arrayvec::ArrayVec;
+
+use super::Cuda;
+use super::context::{Current, Event, Stream};
+use crate::gpu::{Failed, GpuError, MAX_PIECES, Span, Ticket};
+
+/// Copies or reductions that are under way at once.
+const DEPTH: usize = 64;
+
+/// What is under way, oldest first.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    commands: VecDeque<Commands>,
+    /// Events of none. There are `DEPTH` in all.
+    events: Vec<Event>,
+    last: Ticket,
+}
+
+/// What was submitted under one ticket, to one stream.
+#[derive(Debug)]
+pub(super) struct Commands {
+    pub(super) ticket: Ticket,
+    /// Comes when they have ended.
+    pub(super) event: Event,
+    /// Whether they copy to the host.
+    pub(super) is_gather: bool,
+    /// A call that was refused.
+    failed: Option<GpuError>,
+    /// What is kept until then.
+    _spans: ArrayVec<Span, MAX_PIECES>,
+}
+
+impl UnderWay {
+    pub(super) fn new(cuda: &Cuda) -> Result<UnderWay, GpuError> {
+        let events: Result<Vec<Event>, GpuError> = (0..DEPTH).map(|_| Event::new(&cuda.context)).collect();
+        Ok(UnderWay { commands: VecDeque::with_capacity(DEPTH), events: events?, last: Ticket::NONE })
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// The newest that is under way and of which this holds.
+    pub(super) fn newest(&self, holds: impl Fn(&Commands) -> bool) -> Option<&Commands> {
+        self.commands.iter().rev().find(|commands| holds(commands))
+    }
+
+    /// Whether one more may be submitted.
+    pub(super) fn check_room(&self, cuda: &Cuda) -> Result<(), GpuError> {
+        match self.events.is_empty() {
+            false => Ok(()),
+            true => Err(GpuError::Full { device: cuda.context.name.clone(), copies: self.commands.len() }),
+        }
+    }
+
+    /// Takes what was submitted to the stream, all of it or up to the call that failed.
+    ///
+    /// # Errors
+    /// As [`check_room`](UnderWay::check_room): ask it before.
+    pub(super) fn submitted(
+        &mut self,
+        (cuda, current, stream): (&Cuda, &Current<'_>, &Stream),
+        is_gather: bool,
+        result: Result<(), GpuError>,
+        spans: ArrayVec<Span, MAX_PIECES>,
+    ) -> Result<Ticket, GpuError> {
+        let Some(event) = self.events.pop() else {
+            // Spans must not be given back before.
+            stream.end_at_last();
+            return Err(GpuError::Full { device: cuda.context.name.clone(), copies: self.commands.len() });
+        };
+        // SAFETY: an event and a stream of this context.
+        let recorded =
+            current.call("cuEventRecord", |cuda| unsafe { (cuda.record_event)(event.raw(), stream.raw()) });
+        if recorded.is_err() {
+            // Then the event says nothing: it came before.
+            stream.end_at_last();
+        }
+        let ticket = self.last.next();
+        let failed = result.and(recorded).err();
+        self.last = ticket;
+        self.commands.push_back(Commands { ticket, event, is_gather, failed, _spans: spans });
+        Ok(ticket)
+    }
+
+    /// The watermark. Of a device that is gone, each event says that it is.
+    pub(super) fn done(&mut self, cuda: &Cuda) -> Result<Ticket, Failed> {
+        while let Some(oldest) = self.commands.front() {
+            let has_come = cuda.context.enter().and_then(|current| current.has_come(&oldest.event));
+            if let Ok(false) = has_come {
+                return Ok(Ticket(oldest.ticket.0 - 1));
+            }
+            let Some(Commands { ticket, event, failed, .. }) = self.commands.pop_front() else { break };
+            self.events.push(event);
+            if let Some(source) = failed.or(has_come.err()) {
+                return Err(Failed::new(ticket, source));
+            }
+        }
+        Ok(self.last)
+    }
+}
