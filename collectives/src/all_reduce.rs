@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use ferroce::driver::gpu::Ticket;
 use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
-
 use crate::communicator::Place;
 use crate::ring::{Call, Ring, Scratch, Side};
 use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule, reduce};

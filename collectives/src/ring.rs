@@ -17,9 +17,9 @@ use std::time::Duration;
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket};
 use ferroce::{
-    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig, Qpn,
-    RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest,
-    Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
+    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig,
+    Qpn, RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
 use zerocopy::byteorder::big_endian::{U32, U64};
@@ -656,12 +656,7 @@ pub(crate) fn allocate(device: Option<&dyn Device>, bytes: usize) -> Result<Memo
     }
 }
 
-pub(crate) fn register(
-    context: &mut Context,
-    pd: Pd,
-    memory: Memory,
-    access: Access,
-) -> Result<Mr, Error> {
+pub(crate) fn register(context: &mut Context, pd: Pd, memory: Memory, access: Access) -> Result<Mr, Error> {
     Ok(context.register(pd, memory, access).map_err(ferroce::Error::from)?)
 }
 

@@ -198,9 +198,8 @@ fn a_device_that_fails_ends_the_call_on_every_rank() {
     };
     let outcomes = run_with_gpus(3, options(), LIMIT, gpu, |mut communicator| {
         let buffer = communicator.allocate(4 << 20).unwrap();
-        let calls = (0..50).find_map(|_| {
-            communicator.all_reduce(buffer, 1 << 20, DataType::F32, ReduceOp::Sum).err()
-        });
+        let calls = (0..50)
+            .find_map(|_| communicator.all_reduce(buffer, 1 << 20, DataType::F32, ReduceOp::Sum).err());
         calls.map(|error| error.to_string())
     });
     for (rank, outcome) in outcomes.iter().enumerate() {

@@ -150,13 +150,8 @@ pub trait Queue: Tickets {
     ///
     /// # Panics
     /// As [`gather`](Queue::gather).
-    fn scatter(
-        &mut self,
-        now: Nanos,
-        at: usize,
-        to: &[Piece<'_>],
-        after: Ticket,
-    ) -> Result<Ticket, GpuError>;
+    fn scatter(&mut self, now: Nanos, at: usize, to: &[Piece<'_>], after: Ticket)
+    -> Result<Ticket, GpuError>;
 }
 
 /// Reductions by a device, of its memory, with their ends. They are carried out in the order in which they are submitted, each

@@ -604,6 +604,17 @@ pub enum Error {
         /// What it was asked for, and what would be right; empty where that is not known.
         remedy: String,
     },
+    /// A GPU gives out no dma-buf of its memory, by which an RNIC reaches it.
+    #[error(
+        "{card} reaches memory of a GPU by a dma-buf, and there is none: {source}; {}",
+        rnic::COPY_INSTEAD
+    )]
+    NoDmaBuf {
+        /// The RNIC.
+        card: String,
+        /// What the GPU says.
+        source: MemoryError,
+    },
     /// A capture file can't be read or written.
     #[error("capture '{path}': {reason}")]
     Capture {

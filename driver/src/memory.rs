@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::gpu::{self, GpuError};
 
 pub use device::{Held, Piece};
-pub(crate) use host::AnonymousMapping;
+pub(crate) use host::{AnonymousMapping, EmptyRange};
 pub use payload::{Payload, Pinned};
 pub use span::Span;
 pub(crate) use span::copy_in;

@@ -24,6 +24,7 @@ mod completion;
 mod connection;
 mod counters;
 mod device;
+mod dma_buf;
 mod functions;
 mod memory;
 mod queue_pair;
@@ -41,6 +42,7 @@ pub use connection::{
 };
 pub use counters::PortCounters;
 pub use device::{AsyncEvent, Device};
+pub(crate) use dma_buf::COPY_INSTEAD;
 pub use memory::{Address, AddressHandle, ProtectionDomain, Region, Window, access};
 pub use queue_pair::{QueuePair, QueuePairChange, QueuePairConfig, QueuePairState, SharedReceiveQueue};
 pub use verbs::Verbs;

@@ -190,7 +190,8 @@ fn tensors_of_a_device_are_added_up_there() {
     // Both ends of two connections.
     assert_eq!(said.matches("as recorded: conforms").count(), 4, "{said}");
     // One that is wrong is found, on the device too.
-    let args = ["-d", "loopback", "--memory", "opencl", "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"];
+    let args =
+        ["-d", "loopback", "--memory", "opencl", "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"];
     let wrong = demo(&args);
     assert_eq!(wrong.status.code(), Some(1), "{}", text(&wrong.stdout));
     assert!(text(&wrong.stdout).contains("WRONG at rank 0 over ferroce: conv1.weight[5] is "));

@@ -35,7 +35,9 @@ pub enum GpuError {
         reason: String,
     },
     /// Elements of a reduction don't begin at a multiple of their size.
-    #[error("{device}: elements of {size} bytes begin at byte {offset} of its memory: a multiple of {size} is needed")]
+    #[error(
+        "{device}: elements of {size} bytes begin at byte {offset} of its memory: a multiple of {size} is needed"
+    )]
     Unaligned {
         /// The device.
         device: String,

@@ -74,7 +74,8 @@ pub fn open(index: usize) -> Result<Arc<OpenCl>, GpuError> {
         let reason = format!("there are {} devices of OpenCL, counted from 0", found.len());
         return Err(GpuError::NoDevice { device: name, reason });
     };
-    let context = create_context(&[device], null(), None, null_mut()).map_err(said(&name, "clCreateContext"))?;
+    let context =
+        create_context(&[device], null(), None, null_mut()).map_err(said(&name, "clCreateContext"))?;
     // SAFETY: it was just created, and nobody else has it.
     OpenCl::new(name, unsafe { Object::owned(Kind::Context, context) }, device)
 }

@@ -30,10 +30,14 @@ impl GpuSpec {
             GpuSpec::OpenCl(index) => Ok(super::opencl::open(index)?),
             #[cfg(not(feature = "opencl"))]
             GpuSpec::OpenCl(_) => Err(self.not_built("opencl")),
+            #[cfg(feature = "cuda")]
+            GpuSpec::Cuda(index) => Ok(super::cuda::open(index)?),
+            #[cfg(not(feature = "cuda"))]
             GpuSpec::Cuda(_) => Err(self.not_built("cuda")),
         }
     }
 
+    #[cfg(not(all(feature = "opencl", feature = "cuda")))]
     fn not_built(self, feature: &str) -> GpuError {
         let reason = format!("this program is built without the feature {feature}");
         GpuError::NoDevice { device: self.to_string(), reason }
@@ -81,7 +85,9 @@ mod tests {
             assert_eq!(text.parse::<GpuSpec>().unwrap(), spec);
             assert_eq!(spec.to_string().parse::<GpuSpec>().unwrap(), spec);
         }
-        for text in ["", "gpu", "opencl:", "opencl:+1", "opencl:-1", "opencl:1:2", "cuda:99999999999999999999"] {
+        for text in
+            ["", "gpu", "opencl:", "opencl:+1", "opencl:-1", "opencl:1:2", "cuda:99999999999999999999"]
+        {
             let refused = text.parse::<GpuSpec>().unwrap_err().to_string();
             assert_eq!(refused, format!("'{text}': opencl, opencl:N, cuda or cuda:N, where N counts from 0"));
         }

@@ -20,7 +20,10 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, Queue, Reducer, Span, Staging, Ticket, Tickets, check_elements};
+use super::{
+    Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, Queue, Reducer, Span, Staging, Ticket, Tickets,
+    check_elements,
+};
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
 use crate::reduction::{DataType, ReduceOp, reduce};
@@ -220,7 +223,8 @@ unsafe impl Sync for TwoMappings {}
 
 impl TwoMappings {
     fn new(len: usize) -> io::Result<TwoMappings> {
-        let file = File::from(memfd_create("ferroce-strict", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        let file =
+            File::from(memfd_create("ferroce-strict", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(len.max(1) as u64)?;
         let forbidden = map(&file, len, libc::PROT_NONE, 0)?;
         match map(&file, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_POPULATE) {

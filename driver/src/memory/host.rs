@@ -45,6 +45,61 @@ impl AnonymousMapping {
     }
 }
 
+/// Addresses of this process at which nothing is, nor will be until this is dropped: any access faults.
+#[derive(Debug)]
+pub(crate) struct EmptyRange {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: nothing is reached by it.
+unsafe impl Send for EmptyRange {}
+// SAFETY: as above.
+unsafe impl Sync for EmptyRange {}
+
+impl EmptyRange {
+    /// `len` addresses, from the start of a page on.
+    pub(crate) fn new(len: usize) -> io::Result<EmptyRange> {
+        let len = len.max(1);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        match NonNull::new(base.cast()) {
+            Some(base) => Ok(EmptyRange { base, len }),
+            None => Err(io::Error::other("mmap returned address 0")),
+        }
+    }
+
+    /// The first, which nobody may touch.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// The first, as a number.
+    pub(crate) fn first(&self) -> u64 {
+        self.base.as_ptr().addr() as u64
+    }
+}
+
+impl Drop for EmptyRange {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`, unmapped once; nothing was ever in it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
 impl Deref for AnonymousMapping {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

@@ -132,6 +132,11 @@ impl Device {
         Ok(attributes)
     }
 
+    /// Its maker.
+    pub(super) fn vendor(&self) -> Result<u32, Error> {
+        Ok(self.attributes()?.vendor_id)
+    }
+
     /// What the device says of itself.
     ///
     /// # Errors

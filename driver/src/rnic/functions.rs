@@ -1,12 +1,14 @@
 //! Functions of a library that is loaded at run time.
 
-/// A table of functions that are called by name, and how they are found.
+/// A table of functions that are called by name, and how they are found. Those behind a `?` may be missing.
 macro_rules! functions {
-    ($(#[$meta:meta])* $since:literal; $($field:ident, $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    ($(#[$meta:meta])* $since:literal; $($field:ident, $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*
+     $(? $maybe:ident, $maybe_symbol:literal: fn($($maybe_argument:ty),*) -> $maybe_result:ty;)*) => {
         $(#[$meta])*
         #[derive(Debug)]
         pub(super) struct Functions {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(super) $maybe: Option<unsafe extern "C" fn($($maybe_argument),*) -> $maybe_result>,)*
         }
 
         impl Functions {
@@ -19,6 +21,10 @@ macro_rules! functions {
                         Ok::<libloading::Symbol<'_, _>, _>(found) => *found,
                         Err(_) => return Err(format!("it has no function {}; {} or later has it", $symbol, $since)),
                     },)*
+                    // SAFETY: as above.
+                    $($maybe: unsafe { library.get(concat!($maybe_symbol, "\0").as_bytes()) }
+                        .ok()
+                        .map(|found: libloading::Symbol<'_, _>| *found),)*
                 })
             }
         }

@@ -7,9 +7,11 @@ use std::sync::atomic::AtomicU64;
 
 use super::abi::{Ah, AhAttr, GlobalRoute, MW_TYPE_2, Mr, Mw, Pd};
 use super::device::Device;
+use super::dma_buf::Exported;
 use super::remedy;
 use super::work::Piece;
-use crate::{Error, Memory, MemoryError, Piece as GpuPiece};
+use crate::memory::EmptyRange;
+use crate::{Error, Memory, MemoryError, MemoryKind, Piece as GpuPiece};
 
 /// A protection domain. Clones are the same one; it goes with the last of them and of what was made in it.
 #[derive(Clone, Debug)]
@@ -73,7 +75,8 @@ impl Drop for Domain {
 ///
 /// Work requests of this side name it by its addresses in this process: providers of ConnectX and of HiSilicon's cards copy
 /// what came with a completion to the address that the work request has. Peers name it by the addresses that it was given,
-/// so it is registered twice, unless these are the same or it is not for peers.
+/// so it is registered twice, unless these are the same or it is not for peers. Memory of a GPU has no addresses in this
+/// process that could be written; it has some of its own there at which nothing is, and is registered by its dma-buf.
 #[derive(Debug)]
 pub struct Region {
     /// Its addresses are those of this process.
@@ -82,7 +85,15 @@ pub struct Region {
     addr: u64,
     lkey: u32,
     domain: ProtectionDomain,
-    memory: ManuallyDrop<Memory>,
+    kept: ManuallyDrop<Kept>,
+}
+
+/// What the card, or its provider, may write as long as the region is registered.
+#[derive(Debug)]
+struct Kept {
+    memory: Memory,
+    /// Of a GPU's memory.
+    _addresses: Option<EmptyRange>,
 }
 
 // SAFETY: as `Domain`; `Memory` moves between threads too.
@@ -92,31 +103,38 @@ impl Region {
     /// Registers memory, whose first byte has the address `iova` for peers.
     ///
     /// # Errors
-    /// With the memory: [`Error::Verbs`]; [`Error::Invalid`] for an `iova` that is not congruent to the memory's address modulo
-    /// the page size.
+    /// With the memory: [`Error::Verbs`]; [`Error::Invalid`] for an `iova` that is not congruent to the memory's address, or
+    /// for a GPU's to its place in its dma-buf, modulo the page size. For a GPU's memory [`Error::Verbs`] also says that the
+    /// card, its driver, the kernel or libibverbs does not take it; [`Error::NoDmaBuf`] that the GPU does not give it;
+    /// [`Error::Invalid`] that there are no memory windows, or that the card's provider would copy with the CPU.
     pub fn new(
         domain: &ProtectionDomain,
         memory: Memory,
         access: u32,
         iova: u64,
     ) -> Result<Region, (Memory, Error)> {
-        let addr = memory.address().as_ptr().expose_provenance() as u64;
+        let bytes = match Bytes::of(domain, &memory, access) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err((memory, error)),
+        };
+        let addr = bytes.address(&memory);
         let is_for_peers = access & !access::LOCAL_WRITE != 0;
         let is_twice = is_for_peers && addr != iova;
-        if is_twice && let Err(error) = check_page(addr, iova) {
+        if is_twice && let Err(error) = bytes.check(addr, iova) {
             return Err((memory, error));
         }
         let own_access = if is_twice { access & access::LOCAL_WRITE } else { access };
-        let mr = match register(domain, &memory, own_access, addr) {
+        let mr = match bytes.register(domain, &memory, own_access, addr) {
             Ok(mr) => mr,
             Err(error) => return Err((memory, error)),
         };
         // SAFETY: the region exists.
         let lkey = unsafe { mr.as_ref() }.lkey;
-        let (domain, memory) = (domain.clone(), ManuallyDrop::new(memory));
-        let mut this = Region { mr, for_peers: None, addr, lkey, domain, memory };
-        if is_twice {
-            match register(&this.domain, &this.memory, access, iova) {
+        let for_peers = if is_twice { Some(bytes.register(domain, &memory, access, iova)) } else { None };
+        let kept = ManuallyDrop::new(Kept { memory, _addresses: bytes.into_addresses() });
+        let mut this = Region { mr, for_peers: None, addr, lkey, domain: domain.clone(), kept };
+        if let Some(for_peers) = for_peers {
+            match for_peers {
                 Ok(mr) => this.for_peers = Some(mr),
                 Err(error) => {
                     if let Err(kept) = this.release() {
@@ -161,12 +179,12 @@ impl Region {
 
     /// How many bytes.
     pub fn len(&self) -> usize {
-        self.memory.len()
+        self.kept.memory.len()
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty()
+        self.kept.memory.is_empty()
     }
 
     /// As [`Memory::read`]: by copying, for the card may write the bytes at any time, so there are no slices of them.
@@ -174,7 +192,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::read`].
     pub fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), MemoryError> {
-        self.memory.read(offset, to)
+        self.kept.memory.read(offset, to)
     }
 
     /// As [`Memory::write`].
@@ -182,7 +200,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::write`].
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
-        self.memory.write(offset, from)
+        self.kept.memory.write(offset, from)
     }
 
     /// As [`Memory::load_u64`].
@@ -190,7 +208,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::load_u64`].
     pub fn load_u64(&self, offset: u64) -> Result<u64, MemoryError> {
-        self.memory.load_u64(offset)
+        self.kept.memory.load_u64(offset)
     }
 
     /// As [`Memory::store_u64`].
@@ -198,7 +216,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::store_u64`].
     pub fn store_u64(&mut self, offset: u64, value: u64) -> Result<(), MemoryError> {
-        self.memory.store_u64(offset, value)
+        self.kept.memory.store_u64(offset, value)
     }
 
     /// As [`Memory::atomics`].
@@ -206,7 +224,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::atomics`].
     pub fn atomics(&self) -> Result<&[AtomicU64], MemoryError> {
-        self.memory.atomics()
+        self.kept.memory.atomics()
     }
 
     /// As [`Memory::piece`].
@@ -214,7 +232,7 @@ impl Region {
     /// # Errors
     /// Those of [`Memory::piece`].
     pub fn gpu_piece(&self, offset: u64, len: usize) -> Result<GpuPiece<'_>, MemoryError> {
-        self.memory.piece(offset, len)
+        self.kept.memory.piece(offset, len)
     }
 
     /// Ends the registration.
@@ -237,9 +255,9 @@ impl Region {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used any more, nor dropped: each field is taken or dropped once.
         unsafe {
-            let memory = ManuallyDrop::take(&mut this.memory);
+            let kept = ManuallyDrop::take(&mut this.kept);
             std::ptr::drop_in_place(&mut this.domain);
-            memory
+            kept.memory
         }
     }
 
@@ -248,11 +266,11 @@ impl Region {
         let device = self.domain.device();
         let dereg_mr = device.functions().dereg_mr;
         if let Some(mr) = self.for_peers {
-            // SAFETY: it came from `ibv_reg_mr_iova2`; it is forgotten unless the call fails.
+            // SAFETY: it came from a function that registers; it is forgotten unless the call fails.
             device.check("ibv_dereg_mr", unsafe { dereg_mr(mr.as_ptr()) })?;
             self.for_peers = None;
         }
-        // SAFETY: it came from `ibv_reg_mr_iova2`. Nothing is done with it behind this unless the call fails.
+        // SAFETY: it came from a function that registers. Nothing is done with it behind this unless the call fails.
         device.check("ibv_dereg_mr", unsafe { dereg_mr(self.mr.as_ptr()) })
     }
 }
@@ -261,26 +279,78 @@ impl Drop for Region {
     fn drop(&mut self) {
         match self.release() {
             // SAFETY: the card does not reach it any more, and it is dropped once.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
-            // The card may still write it: the memory is never given back.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.kept) },
+            // The card, or its provider, may still write it: neither memory nor addresses are ever given back.
             Err(error) => tracing::warn!("{error}"),
         }
     }
 }
 
-/// The kernel maps whole pages: a region begins as far behind the start of one as its memory does.
-fn check_page(addr: u64, iova: u64) -> Result<(), Error> {
-    // SAFETY: it takes a number and returns one.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);
+pub(super) fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// The kernel maps whole pages: a region begins as far behind the start of one as its memory does, by `place`.
+pub(super) fn check_page(addr: u64, iova: u64, place: &str) -> Result<(), Error> {
+    let page = page_size();
     if addr % page == iova % page {
         return Ok(());
     }
-    let expected =
-        format!("{} modulo {page}, as the memory's address is; register_at takes one", addr % page);
+    let expected = format!("{} modulo {page}, as {place} is; register_at takes one", addr % page);
     Err(Error::Invalid { parameter: "iova", value: format!("{iova:#x}"), expected })
 }
 
-/// The bytes of a memory, by addresses from `iova` on.
+/// Where the bytes of a memory are that is about to be registered.
+enum Bytes {
+    Host,
+    Gpu(Exported),
+}
+
+impl Bytes {
+    fn of(domain: &ProtectionDomain, memory: &Memory, access: u32) -> Result<Bytes, Error> {
+        match memory.kind() {
+            MemoryKind::Device => Ok(Bytes::Gpu(Exported::new(domain, memory, access)?)),
+            MemoryKind::Owned | MemoryKind::Shared | MemoryKind::Foreign => Ok(Bytes::Host),
+        }
+    }
+
+    /// What work requests of this side name.
+    fn address(&self, memory: &Memory) -> u64 {
+        match self {
+            Bytes::Host => memory.address().as_ptr().expose_provenance() as u64,
+            Bytes::Gpu(exported) => exported.address(),
+        }
+    }
+
+    fn check(&self, addr: u64, iova: u64) -> Result<(), Error> {
+        match self {
+            Bytes::Host => check_page(addr, iova, "the memory's address"),
+            Bytes::Gpu(exported) => exported.check(iova),
+        }
+    }
+
+    fn register(
+        &self,
+        domain: &ProtectionDomain,
+        memory: &Memory,
+        access: u32,
+        iova: u64,
+    ) -> Result<NonNull<Mr>, Error> {
+        match self {
+            Bytes::Host => register(domain, memory, access, iova),
+            Bytes::Gpu(exported) => exported.register(domain, memory, access, iova),
+        }
+    }
+
+    fn into_addresses(self) -> Option<EmptyRange> {
+        match self {
+            Bytes::Host => None,
+            Bytes::Gpu(exported) => Some(exported.addresses),
+        }
+    }
+}
+
+/// The bytes of a memory of the host, by addresses from `iova` on.
 fn register(
     domain: &ProtectionDomain,
     memory: &Memory,

@@ -58,6 +58,19 @@ pub(super) fn of_registration(bytes: usize, error: &io::Error) -> String {
     format!("the memory has {bytes} bytes{}", limit.unwrap_or_default())
 }
 
+/// Why memory of a GPU could not be registered.
+pub(super) fn of_dma_buf(bytes: usize, gpu: &str, error: &io::Error) -> String {
+    let copy = super::COPY_INSTEAD;
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY) => {
+            format!(
+                "the card, its driver or this kernel takes no memory of a GPU ({bytes} bytes of {gpu}) as a dma-buf: {copy}"
+            )
+        }
+        _ => format!("the memory is a dma-buf with {bytes} bytes of {gpu}: {copy}"),
+    }
+}
+
 /// Bytes; `None` for no limit.
 fn locked_memory() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current

@@ -75,6 +75,8 @@ functions! {
     destroy_ah, "ibv_destroy_ah": fn(*mut Ah) -> c_int;
     attach_mcast, "ibv_attach_mcast": fn(*mut Qp, *const [u8; 16], u16) -> c_int;
     detach_mcast, "ibv_detach_mcast": fn(*mut Qp, *const [u8; 16], u16) -> c_int;
+    // rdma-core 34
+    ? reg_dmabuf_mr, "ibv_reg_dmabuf_mr": fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
 }
 
 impl Verbs {

@@ -6,6 +6,7 @@
 //! - [`c_layout`]: whether declarations by hand are those of a C header.
 //! - [`dpdk`]: whether ports of DPDK can be tested here.
 //! - [`exchange`]: RoCE frames, and ports that send them to each other.
+//! - [`file_gpu`]: a GPU whose memory is files, which it gives out as dma-bufs.
 //! - [`keep`]: the test that every port passes whose frames may be kept.
 //! - [`readiness`]: the test that every port passes that can be waited for by file descriptor.
 //! - [`mortal`]: a port that dies when told.
@@ -24,6 +25,7 @@
 pub mod c_layout;
 pub mod dpdk;
 pub mod exchange;
+pub mod file_gpu;
 pub mod keep;
 pub mod mortal;
 pub mod namespaces;

@@ -53,6 +53,9 @@ pub const FUNCTIONS: [&str; 33] = [
     "ibv_detach_mcast",
 ];
 
+/// What is called by name where it is there.
+pub const OPTIONAL: &str = "ibv_reg_dmabuf_mr";
+
 /// What is called by pointer; these can fail, too.
 pub const OPERATIONS: [&str; 7] = [
     "ibv_alloc_mw",
@@ -64,7 +67,7 @@ pub const OPERATIONS: [&str; 7] = [
     "ibv_post_recv",
 ];
 
-/// A setting: `what` is `FAIL` or `MISSING`, and `function` one of [`FUNCTIONS`] or [`OPERATIONS`].
+/// A setting: `what` is `FAIL` or `MISSING`, and `function` one of [`FUNCTIONS`] or [`OPERATIONS`], or [`OPTIONAL`].
 pub fn setting(what: &str, function: &str) -> String {
     let name = function.trim_start_matches('_').trim_start_matches("ibv_");
     format!("{what}_{}", name.to_uppercase())
@@ -147,6 +150,40 @@ impl Stub {
         unsafe { raise(kind, which) }
     }
 
+    /// Lets registrations of dma-bufs fail with that number from now on; 0: not any more.
+    pub fn refuse_dma_buf(&self, errno: i32) {
+        let refuse = self.function::<unsafe extern "C" fn(c_int)>("stub_refuse_dma_buf");
+        // SAFETY: it writes a number under its lock.
+        unsafe { refuse(errno) };
+    }
+
+    /// The registrations of dma-bufs that have succeeded, up to 64 of them.
+    pub fn dma_bufs(&self) -> Vec<DmaBufRegistration> {
+        let told =
+            self.function::<unsafe extern "C" fn(*mut DmaBufRegistration, c_int) -> c_int>("stub_dma_bufs");
+        let mut room = vec![DmaBufRegistration::default(); 64];
+        // SAFETY: there is room for so many, of the structure that the library has.
+        let count = unsafe { told(room.as_mut_ptr(), 64) };
+        room.truncate(count as usize);
+        room
+    }
+
+    /// The first piece of the last work request that has one: its address, how many bytes, and its key.
+    pub fn last_piece(&self) -> (u64, u32, u32) {
+        let told = self.function::<unsafe extern "C" fn(*mut PostedPiece)>("stub_last_sge");
+        let mut piece = PostedPiece::default();
+        // SAFETY: it writes one piece, of the structure that the library has.
+        unsafe { told(&mut piece) };
+        (piece.addr, piece.length, piece.lkey)
+    }
+
+    /// The devices are that maker's from now on: [`MELLANOX`], or one whose provider does not copy by the processor.
+    pub fn set_vendor(&self, vendor: u32) {
+        let set_vendor = self.function::<unsafe extern "C" fn(u32)>("stub_set_vendor");
+        // SAFETY: it writes a number under its lock.
+        unsafe { set_vendor(vendor) };
+    }
+
     /// Pulls the devices out: an event tells (8), and from then on every call fails with `EIO`, those that destroy objects
     /// among them, and there are no completions.
     pub fn remove_device(&self) {
@@ -155,6 +192,44 @@ impl Stub {
         unsafe { remove_device() };
     }
 }
+
+/// How a dma-buf was registered: `struct dma_buf` of `rnic_stub/objects.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DmaBufRegistration {
+    /// Of the file.
+    pub dev: u64,
+    /// Of the file.
+    pub ino: u64,
+    /// Where the memory begins in it.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// The first address.
+    pub iova: u64,
+    /// `enum ibv_access_flags`
+    pub access: u64,
+    /// The keys that it got.
+    pub lkey: u64,
+    /// See [`lkey`](DmaBufRegistration::lkey).
+    pub rkey: u64,
+}
+
+/// `struct ibv_sge`
+#[repr(C)]
+#[derive(Default)]
+struct PostedPiece {
+    addr: u64,
+    length: u32,
+    lkey: u32,
+}
+
+/// The makers of cards that [`Stub::set_vendor`] may be told: the one that it has at first.
+pub const MELLANOX: u32 = 0x02c9;
+/// Whose provider does not copy by the processor.
+pub const INTEL: u32 = 0x8086;
+/// Whose provider copies by the processor, whatever it is told.
+pub const HISILICON: u32 = 0x19e5;
 
 impl Drop for Stub {
     fn drop(&mut self) {

@@ -3,6 +3,7 @@
 
 mod connected;
 mod datagrams;
+mod dma_buf;
 mod ends;
 mod events;
 mod failing;

@@ -57,7 +57,8 @@ impl Context {
     /// # Errors
     /// [`RegisterError`], with the memory: [`Error::Access`] for rights that do not go together (peers that write need
     /// [`LOCAL_WRITE`](Access::LOCAL_WRITE)), [`Error::Exhausted`] ([`Config::max_mrs`](crate::Config::max_mrs)),
-    /// [`Error::InvalidHandle`]; with an RNIC what the card says, mostly too little memory that may be locked (`ulimit -l`).
+    /// [`Error::InvalidHandle`]; with an RNIC what the card says, mostly too little memory that may be locked (`ulimit -l`), or
+    /// that it does not take memory of a device ([`manual::memory`](crate::manual::memory)).
     pub fn register(&mut self, pd: Pd, memory: Memory, access: Access) -> Result<Mr, RegisterError> {
         self.register_at(pd, memory, access, 0)
     }

@@ -23,6 +23,20 @@
 //! [`FatalErr`](WcStatus::FatalErr) here, and with [`RemOpErr`](WcStatus::RemOpErr) at the peer. ACK timeouts of peers must be longer
 //! than copies take.
 //!
+//! An RNIC reaches memory of a device itself, by the dma-buf that the device [exports](Memory::export), and nothing is copied:
+//! a card that can't has no way around it, and `register` fails with what is missing:
+//!
+//! | missing | error |
+//! |---|---|
+//! | in libibverbs, before rdma-core 34: `ibv_reg_dmabuf_mr` | `Verbs` of [`driver::Error`] |
+//! | in the card, its driver or the kernel: dma-bufs (rdma_rxe has none) | `Verbs`, mostly with `EOPNOTSUPP` |
+//! | in the device: a dma-buf of its memory (OpenCL has none) | `NoDmaBuf` |
+//! | with ConnectX: `MLX5_SCATTER_TO_CQE=0` in the environment, for its provider else copies short messages with the CPU | `Invalid` |
+//!
+//! Then register memory of the host and copy ([`Memory::read`], [`Memory::write`], or a [`Queue`](crate::driver::gpu::Queue)), or
+//! take another port. There are no memory windows on it with an RNIC, and when the device sees what the card wrote is a matter of
+//! the device.
+//!
 //! # Who may do what
 //!
 //! | [`Access`] of the region | allows |

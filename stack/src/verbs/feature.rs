@@ -38,8 +38,6 @@ pub enum Feature {
     DropAccessErrors,
     /// A next hop that the application chooses, with an RNIC.
     ChosenNextHop,
-    /// Memory of a device, with an RNIC.
-    DeviceMemoryOfCard,
     /// Atomics to and from memory of a device.
     AtomicsOfDevice,
     /// AF_XDP: left out of this build.
@@ -80,9 +78,6 @@ impl fmt::Display for Feature {
             Feature::DropAccessErrors => "drop_access_errors, with an RNIC, which answers with a NAK",
             Feature::ChosenNextHop => {
                 "a next hop that the application names, with an RNIC: the kernel finds it"
-            }
-            Feature::DeviceMemoryOfCard => {
-                "a device's memory with an RNIC; copy it to memory of the host, and register that"
             }
             Feature::AtomicsOfDevice => {
                 "atomics of a device's memory, which the CPU can't reach; use memory of the host for them"

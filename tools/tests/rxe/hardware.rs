@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use ferroce::driver::gpu::{Device as _, strict::Strict};
 use ferroce::{
-    Access, Config, Context, DeviceSpec, Memory, Nanos, QpConfig, ReceiveWorkRequest, Transition, WcStatus,
+    Access, Config, Context, DeviceSpec, Memory, MemoryKind, Nanos, QpConfig, ReceiveWorkRequest, Transition,
+    WcStatus,
 };
+use ferroce_driver_test_support::file_gpu::FileGpu;
 
 use crate::guest::{GUEST, Guest, OURS, report};
 use crate::write;
@@ -58,8 +61,9 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     let connections = connections(guest);
     examples(guest);
     shows_itself(guest);
+    refuses_gpus(guest);
     removed(guest);
-    connections + (2 * COMMANDS.len() + PERFTEST.len() + 4) as u32
+    connections + (2 * COMMANDS.len() + PERFTEST.len() + 5) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
@@ -132,6 +136,44 @@ fn compares(guest: &Guest) {
         let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
         assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{devices}: {refused:?}");
     }
+}
+
+/// rdma_rxe takes no memory of a GPU, and the error says so.
+fn refuses_gpus(guest: &Guest) {
+    let said = guest.start_inside("FERROCE_GPU=ibverbs:rxe0", "test", "--nocapture").succeed();
+    for told in said.lines().filter(|line| line.contains("memory of a GPU")) {
+        println!("{told}");
+    }
+    report("memory of a GPU, which is refused", "ibverbs:rxe0", "client");
+}
+
+/// The part of it in the guest, whose kernel has no udmabuf: the file of a GPU that is none stands for the dma-buf. Nobody looks
+/// at it, for the provider has no such function.
+pub(crate) fn gpu_inside(device: &str) {
+    let spec: DeviceSpec = device.parse().expect("a device");
+    let mut context = Context::open(spec.open().expect("the card"), &Config::default()).expect("a context");
+    let pd = context.alloc_pd().expect("a PD");
+    let strict = Strict::default().open().expect("a device").allocate(8192).expect("memory");
+    for (memory, expected) in [
+        (
+            FileGpu::default().memory(8192).0,
+            "ibv_reg_dmabuf_mr of rxe0: Operation not supported (os error 95); the card, its driver or this kernel takes no \
+             memory of a GPU (8192 bytes of files:0) as a dma-buf: register memory of the host and copy",
+        ),
+        (
+            strict,
+            "rxe0 reaches memory of a GPU by a dma-buf, and there is none: strict:0: a dma-buf of its memory: /dev/udmabuf",
+        ),
+    ] {
+        let refused = context.register(pd, memory, Access::LOCAL_WRITE).expect_err("rdma_rxe takes none");
+        let (text, kind) = (refused.source.to_string(), refused.memory.kind());
+        println!("{text}");
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(kind, MemoryKind::Device);
+    }
+    let host = Memory::zeroed(8192).expect("memory");
+    let host = context.register(pd, host, Access::LOCAL_WRITE).expect("a region of the host's");
+    context.deregister(host).expect("it ends");
 }
 
 /// `stat` sees a context on a card: what is in use there, and what the kernel counts of the port.

@@ -2,20 +2,17 @@
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::io;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use cl3::command_queue::{enqueue_fill_buffer, enqueue_read_buffer, enqueue_write_buffer};
 use cl3::event::wait_for_events;
-use cl3::memory::{
-    CL_MEM_CONTEXT, CL_MEM_READ_WRITE, CL_MEM_SIZE, create_buffer, get_mem_object_data,
-};
+use cl3::memory::{CL_MEM_CONTEXT, CL_MEM_READ_WRITE, CL_MEM_SIZE, create_buffer, get_mem_object_data};
 
 use super::OpenCl;
 use super::object::{Kind, Object};
 use crate::gpu::{Block, Device, DmaBuf, GpuError};
-use crate::memory::Memory;
+use crate::memory::{EmptyRange, Memory};
 
 /// A `cl_mem`.
 #[derive(Debug)]
@@ -24,24 +21,21 @@ pub(super) struct Buffer {
     device: Arc<dyn Device>,
     object: Object,
     /// OpenCL tells no addresses: these are nobody's, and stand for it.
-    _addresses: Addresses,
+    _addresses: EmptyRange,
 }
 
 impl Buffer {
     /// `len` zeros.
     pub(super) fn allocated(opencl: Arc<OpenCl>, len: usize) -> Result<Memory, GpuError> {
         // SAFETY: a context, and no memory of the host.
-        let raw =
-            unsafe { create_buffer(opencl.context(), CL_MEM_READ_WRITE, len.max(1), null_mut()) };
+        let raw = unsafe { create_buffer(opencl.context(), CL_MEM_READ_WRITE, len.max(1), null_mut()) };
         let raw = raw.map_err(opencl.failed("clCreateBuffer"))?;
         // SAFETY: it was just created, and nobody else has it.
         let object = unsafe { Object::owned(Kind::Memory, raw) };
         let zero = [0_u8];
         opencl.wait("clEnqueueFillBuffer", |commands| {
             // SAFETY: so many bytes of a buffer, and a pattern that OpenCL copies during the call.
-            unsafe {
-                enqueue_fill_buffer(commands, raw, zero.as_ptr().cast(), 1, 0, len.max(1), 0, null())
-            }
+            unsafe { enqueue_fill_buffer(commands, raw, zero.as_ptr().cast(), 1, 0, len.max(1), 0, null()) }
         })?;
         Buffer::memory(opencl, object, len)
     }
@@ -49,7 +43,8 @@ impl Buffer {
     /// All of a buffer of the device's context.
     pub(super) fn imported(opencl: Arc<OpenCl>, object: Object) -> Result<Memory, GpuError> {
         let asked = |what: u32| -> Result<usize, GpuError> {
-            let data = get_mem_object_data(object.raw(), what).map_err(opencl.failed("clGetMemObjectInfo"))?;
+            let data =
+                get_mem_object_data(object.raw(), what).map_err(opencl.failed("clGetMemObjectInfo"))?;
             let bytes = data.try_into().map_err(|_| opencl.failed("clGetMemObjectInfo")(0))?;
             Ok(usize::from_ne_bytes(bytes))
         };
@@ -65,12 +60,12 @@ impl Buffer {
     }
 
     fn memory(opencl: Arc<OpenCl>, object: Object, len: usize) -> Result<Memory, GpuError> {
-        let addresses = Addresses::reserve(len).map_err(|error| GpuError::Call {
+        let addresses = EmptyRange::new(len).map_err(|error| GpuError::Call {
             device: opencl.name.clone(),
             call: "mmap",
             reason: format!("{len} bytes of addresses: {error}"),
         })?;
-        let first = addresses.first;
+        let first = addresses.base();
         let device: Arc<dyn Device> = Arc::clone(&opencl) as _;
         Ok(Memory::of_device(Arc::new(Buffer { opencl, device, object, _addresses: addresses }), first, len))
     }
@@ -132,40 +127,5 @@ impl OpenCl {
             let event = unsafe { Object::owned(Kind::Event, event) };
             wait_for_events(&[event.raw()]).map_err(self.failed(call))
         })
-    }
-}
-
-/// Addresses that nobody may touch.
-#[derive(Debug)]
-struct Addresses {
-    first: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: nothing is ever read or written there.
-unsafe impl Send for Addresses {}
-// SAFETY: as above.
-unsafe impl Sync for Addresses {}
-
-impl Addresses {
-    fn reserve(len: usize) -> io::Result<Addresses> {
-        let len = len.max(1);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let first = unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            libc::mmap(null_mut(), len, libc::PROT_NONE, flags, -1, 0)
-        };
-        if first == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let first = NonNull::new(first.cast()).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
-        Ok(Addresses { first, len })
-    }
-}
-
-impl Drop for Addresses {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `reserve`, unmapped once.
-        unsafe { libc::munmap(self.first.as_ptr().cast(), self.len) };
     }
 }

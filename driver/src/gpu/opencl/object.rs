@@ -44,12 +44,14 @@ impl Object {
     /// # Safety
     /// `raw` is an object of that kind, a context or a buffer.
     pub(super) unsafe fn shared(device: &str, kind: Kind, raw: *mut c_void) -> Result<Object, GpuError> {
-        let (retain, call): (unsafe fn(*mut c_void) -> Result<(), i32>, _) = match kind {
-            Kind::Context => (context::retain_context, "clRetainContext"),
-            _ => (memory::retain_mem_object, "clRetainMemObject"),
-        };
         // SAFETY: it is an object of that kind, as the caller says.
-        unsafe { retain(raw) }.map_err(said(device, call))?;
+        let retained = unsafe {
+            match kind {
+                Kind::Context => context::retain_context(raw).map_err(said(device, "clRetainContext")),
+                _ => memory::retain_mem_object(raw).map_err(said(device, "clRetainMemObject")),
+            }
+        };
+        retained?;
         Ok(Object { kind, raw })
     }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use cl3::command_queue::{
-    enqueue_map_buffer, enqueue_read_buffer, enqueue_unmap_mem_object,
-    enqueue_write_buffer, finish, flush,
+    enqueue_map_buffer, enqueue_read_buffer, enqueue_unmap_mem_object, enqueue_write_buffer, finish, flush,
 };
 use cl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, get_event_info};
 use cl3::info_type::InfoType;
@@ -176,9 +175,8 @@ impl Queue for CopyQueue {
             let (Transfer { buffer, offset, staged, len }, (events, first)) = (transfer, waiting_for(before));
             // SAFETY: OpenCL checks the range in the buffer; the staging has so many bytes, which nobody has a reference to, and is
             // kept until the copy has ended.
-            let event = unsafe {
-                enqueue_read_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first)
-            };
+            let event =
+                unsafe { enqueue_read_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first) };
             ("clEnqueueReadBuffer", event)
         })
     }
@@ -193,9 +191,8 @@ impl Queue for CopyQueue {
         self.submit(to, at, after, |commands, transfer, before| {
             let (Transfer { buffer, offset, staged, len }, (events, first)) = (transfer, waiting_for(before));
             // SAFETY: as in `gather`.
-            let event = unsafe {
-                enqueue_write_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first)
-            };
+            let event =
+                unsafe { enqueue_write_buffer(commands, *buffer, 0, *offset, *len, *staged, events, first) };
             ("clEnqueueWriteBuffer", event)
         })
     }
@@ -229,9 +226,8 @@ impl PinnedStaging {
     fn new(opencl: &OpenCl, staging: &Staging) -> Result<PinnedStaging, GpuError> {
         let (first, len) = (staging.place(0, staging.len()).as_ptr().cast(), staging.len());
         // SAFETY: so many bytes, which stay where they are until the buffer is released.
-        let buffer = unsafe {
-            create_buffer(opencl.context(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, len, first)
-        };
+        let buffer =
+            unsafe { create_buffer(opencl.context(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, len, first) };
         let buffer = buffer.map_err(opencl.failed("clCreateBuffer, of staging"))?;
         // SAFETY: it was just created, and nobody else has it.
         let buffer = unsafe { Object::owned(Kind::Memory, buffer) };

@@ -53,10 +53,7 @@ fn devices_are_listed_and_opened_by_their_number() {
     assert!(!listed[0].name.is_empty() && !listed[0].platform.is_empty() && listed[0].memory > 1 << 20);
     assert_eq!(Device::name(&*device), "opencl:0");
     let refused = open(listed.len()).unwrap_err().to_string();
-    assert_eq!(
-        refused,
-        format!("opencl:{0}: there are {0} devices of OpenCL, counted from 0", listed.len())
-    );
+    assert_eq!(refused, format!("opencl:{0}: there are {0} devices of OpenCL, counted from 0", listed.len()));
 }
 
 #[test]

@@ -18,6 +18,7 @@
     X(ALLOC_PD, ENOSPC, "ibv_alloc_pd")                                                                                \
     X(DEALLOC_PD, EBUSY, "ibv_dealloc_pd")                                                                             \
     X(REG_MR_IOVA2, EFAULT, "ibv_reg_mr_iova2")                                                                        \
+    X(REG_DMABUF_MR, EOPNOTSUPP, "ibv_reg_dmabuf_mr")                                                                  \
     X(DEREG_MR, EBUSY, "ibv_dereg_mr")                                                                                 \
     X(CREATE_COMP_CHANNEL, EMFILE, "ibv_create_comp_channel")                                                          \
     X(DESTROY_COMP_CHANNEL, EBUSY, "ibv_destroy_comp_channel")                                                         \

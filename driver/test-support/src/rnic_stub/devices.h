@@ -90,7 +90,7 @@ int EXPORT(QUERY_DEVICE, ibv_query_device)(struct context *context, struct devic
         return 0;
     }
     *attr = (struct device_attr){
-        .fw_ver = "16.35.2000", .max_mr_size = UINT64_MAX, .page_size_cap = 0xfffff000, .vendor_id = 0x02c9,
+        .fw_ver = "16.35.2000", .max_mr_size = UINT64_MAX, .page_size_cap = 0xfffff000, .vendor_id = vendor,
         .part_id = 4119, .max_qp = 131072, .max_qp_wr = WR_MAX,
         // Windows of type 2B.
         .cap_flags = 1 << 24, .max_sge = SGE_MAX, .max_sge_rd = SGE_MAX, .max_cq = SLOTS, .max_cqe = CQE_MAX,

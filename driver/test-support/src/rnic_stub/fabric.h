@@ -38,7 +38,7 @@ static int resolve(const struct pd *pd, const struct sge *sges, int count, unsig
             sge->addr < region->iova || offset > region->mr.length || sge->length > region->mr.length - offset)
             return LOC_PROT;
         // As mlx5 does with what came in a completion: by the processor, to the address that was posted.
-        bool by_address = sge->length <= 64;
+        bool by_address = sge->length <= 64 && vendor == 0x02c9 && scatters;
         uint8_t *at = by_address ? (uint8_t *)sge->addr : (uint8_t *)region->mr.addr + offset;
         spans->span[spans->count++] = (struct span){ at, sge->length };
         spans->len += sge->length;

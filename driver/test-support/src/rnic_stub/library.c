@@ -42,6 +42,32 @@ void stub_set_status(int64_t status) {
     forced_status = status;
 }
 
+// Registrations of dma-bufs fail with that from now on; 0: they don't.
+void stub_refuse_dma_buf(int error) {
+    LOCKED;
+    dma_buf_error = error;
+}
+
+// The registrations of dma-bufs that have succeeded, from the oldest on, as many as have room; returns how many.
+int stub_dma_bufs(struct dma_buf *room, int most) {
+    LOCKED;
+    int count = dma_buf_count < most ? dma_buf_count : most;
+    memcpy(room, dma_bufs, count * sizeof *room);
+    return count;
+}
+
+// The first piece of the last work request that has one.
+void stub_last_sge(struct sge *last) {
+    LOCKED;
+    *last = last_sge;
+}
+
+// The devices are that maker's from now on.
+void stub_set_vendor(uint32_t number) {
+    LOCKED;
+    vendor = number;
+}
+
 // Raises an event: of the queue pair of that number, of the completion queue or shared receive queue that was made so many
 // before the newest, or of that port or whatever else on all devices. Returns how often.
 int stub_raise(int type, int which) {

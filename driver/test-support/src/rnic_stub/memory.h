@@ -21,9 +21,7 @@ int EXPORT(DEALLOC_PD, ibv_dealloc_pd)(struct pd *pd) {
     return 0;
 }
 
-struct mr *EXPORT(REG_MR_IOVA2, ibv_reg_mr_iova2)(struct pd *pd, void *addr, size_t length, uint64_t iova,
-                                                  unsigned access) {
-    ENTER_MAKING(REG_MR_IOVA2);
+static struct region *make_region(struct pd *pd, void *addr, size_t length, uint64_t iova, unsigned access) {
     bool writes = access & (REMOTE_WRITE | REMOTE_ATOMIC);
     if (access & ~31u || (writes && !(access & LOCAL_WRITE)) || !length || iova + length < iova)
         return refuse_object(EINVAL);
@@ -40,6 +38,43 @@ struct mr *EXPORT(REG_MR_IOVA2, ibv_reg_mr_iova2)(struct pd *pd, void *addr, siz
     region->iova = iova;
     keys[index].region = region;
     pd->users++;
+    return region;
+}
+
+struct mr *EXPORT(REG_MR_IOVA2, ibv_reg_mr_iova2)(struct pd *pd, void *addr, size_t length, uint64_t iova,
+                                                  unsigned access) {
+    ENTER_MAKING(REG_MR_IOVA2);
+    struct region *region = make_region(pd, addr, length, iova, access);
+    return region ? &region->mr : NULL;
+}
+
+// Of any file that can be mapped.
+struct mr *EXPORT(REG_DMABUF_MR, ibv_reg_dmabuf_mr)(struct pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                                                    int access) {
+    ENTER_MAKING(REG_DMABUF_MR);
+    if (dma_buf_error)
+        return refuse_object(dma_buf_error);
+    uint64_t in_page = offset % 4096;
+    struct stat of;
+    // As the kernel: no windows, and whole pages.
+    if (access & MW_BIND || in_page != iova % 4096)
+        return refuse_object(EINVAL);
+    if (fstat(fd, &of))
+        return NULL;
+    size_t mapped = length + in_page;
+    uint8_t *mapping = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, fd, offset - in_page);
+    if (mapping == MAP_FAILED)
+        return NULL;
+    struct region *region = make_region(pd, mapping + in_page, length, iova, access);
+    if (!region) {
+        int error = errno;
+        munmap(mapping, mapped);
+        return refuse_object(error);
+    }
+    region->mapping = mapping;
+    region->mapped = mapped;
+    dma_bufs[dma_buf_count++ % DMA_BUFS] =
+        (struct dma_buf){ of.st_dev, of.st_ino, offset, length, iova, access, region->mr.lkey, region->mr.rkey };
     return &region->mr;
 }
 
@@ -50,6 +85,8 @@ int EXPORT(DEREG_MR, ibv_dereg_mr)(struct mr *mr) {
         return EBUSY;
     keys[mr->lkey >> 8].region = NULL;
     mr->pd->users--;
+    if (region->mapping)
+        munmap(region->mapping, region->mapped);
     unmake(region);
     return 0;
 }

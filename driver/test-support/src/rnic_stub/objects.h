@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -50,6 +52,14 @@ struct region {
     unsigned access;
     uint64_t iova;
     int windows;
+    // Of a dma-buf: what of it is mapped.
+    void *mapping;
+    size_t mapped;
+};
+
+// How a dma-buf was registered: the file, and the arguments.
+struct dma_buf {
+    uint64_t dev, ino, offset, length, iova, access, lkey, rkey;
 };
 
 struct window {
@@ -179,6 +189,14 @@ static struct qp *qps[SLOTS];
 static struct attachment *attachments;
 // By the index in a key.
 static struct { struct region *region; struct window *window; } keys[SLOTS];
+// The registrations of dma-bufs, and the first piece of the last work request that has one.
+enum { DMA_BUFS = 64 };
+static struct dma_buf dma_bufs[DMA_BUFS];
+static int dma_buf_count, dma_buf_error;
+static struct sge last_sge;
+// The maker of the devices: Mellanox, whose provider copies by the processor, unless its environment says no.
+static uint32_t vendor = 0x02c9;
+static bool scatters;
 static uint32_t next_qpn = 17, next_key = 1;
 // A key for peers is never one for work requests.
 static const uint32_t RKEY = 1u << 31;
@@ -361,6 +379,8 @@ static int receives_put(struct receives *receives, const struct recv_wr *wr) {
     struct receive *receive = receive_at(receives, receives->tail++);
     receives->used++;
     receive->wr_id = wr->wr_id;
+    if (wr->num_sge)
+        last_sge = *wr->sg_list;
     receive->num_sge = wr->num_sge;
     memcpy(receive->sges, wr->sg_list, wr->num_sge * sizeof(struct sge));
     return 0;

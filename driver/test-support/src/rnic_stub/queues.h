@@ -79,6 +79,9 @@ struct qp *EXPORT(CREATE_QP, ibv_create_qp)(struct pd *pd, struct qp_init_attr *
     uint32_t tried = 0, qpn = next_qpn;
     while (qps[qpn % SLOTS] && tried++ < SLOTS)
         qpn = (qpn + 1) & 0xffffff;
+    // As mlx5 asks.
+    const char *set = getenv("MLX5_SCATTER_TO_CQE");
+    scatters = !set || strcmp(set, "0");
     struct qp *qp = qpn > 1 && !qps[qpn % SLOTS] ? make(sizeof *qp) : refuse_object(ENOSPC);
     if (!qp)
         return NULL;
@@ -302,6 +305,8 @@ static int post_send(struct qp *qp, struct send_wr *wr, struct send_wr **bad) {
                 send->inline_len += sge->length;
             } else {
                 send->sges[piece] = *sge;
+                if (!piece)
+                    last_sge = *sge;
             }
         }
         if (!qp->waits)

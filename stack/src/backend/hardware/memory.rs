@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use ferroce_driver::rnic::{ProtectionDomain, Region, Window, access};
-use ferroce_driver::{Memory, MemoryError, MemoryKind, Piece};
+use ferroce_driver::{Memory, MemoryError, Piece};
 use ferroce_wire::RKey;
 
 use super::Hardware;
@@ -75,10 +75,6 @@ impl Hardware {
         access: Access,
         iova: u64,
     ) -> Result<Mr, RegisterError> {
-        if memory.kind() == MemoryKind::Device {
-            let source = Error::Unsupported(Feature::DeviceMemoryOfCard);
-            return Err(RegisterError { memory, source });
-        }
         let full = Error::Exhausted { kind: "MR", limit: self.named.mrs.capacity(), setting: "max_mrs" };
         let checked = self.pd(pd).cloned().and_then(|domain| {
             access.check_region(memory.len(), iova)?;

@@ -97,13 +97,29 @@ impl QueuePair {
     /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
     /// has less room. `None` if there is none now. Without selective repeat one part of a READ is asked for at a time.
     #[inline(always)]
-    pub(crate) fn reserve_read(&mut self, shared: &mut Shared, number: u32, psn: Psn, packets: u32) -> Option<u32> {
-        if !shared.staging.is_used() { Some(packets) } else { self.reserve_staged_read(shared, number, psn, packets) }
+    pub(crate) fn reserve_read(
+        &mut self,
+        shared: &mut Shared,
+        number: u32,
+        psn: Psn,
+        packets: u32,
+    ) -> Option<u32> {
+        if !shared.staging.is_used() {
+            Some(packets)
+        } else {
+            self.reserve_staged_read(shared, number, psn, packets)
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn reserve_staged_read(&mut self, shared: &mut Shared, number: u32, psn: Psn, packets: u32) -> Option<u32> {
+    fn reserve_staged_read(
+        &mut self,
+        shared: &mut Shared,
+        number: u32,
+        psn: Psn,
+        packets: u32,
+    ) -> Option<u32> {
         if self.sq.wqe(number).length == 0 || !shared.mrs.is_on_device(self.sq.sges(number)) {
             return Some(packets);
         }

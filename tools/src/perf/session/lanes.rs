@@ -218,8 +218,9 @@ impl<C: Beside> Session<C> {
         let length = |used: bool, layout: Layout| if used { layout.region_len() } else { 8 };
         let memory = |length: u64| {
             let megabytes = length >> 20;
-            let length = usize::try_from(length)
-                .map_err(|_| Failure::usage(format!("{megabytes} MiB of memory: more than an address space")))?;
+            let length = usize::try_from(length).map_err(|_| {
+                Failure::usage(format!("{megabytes} MiB of memory: more than an address space"))
+            })?;
             match &self.gpu {
                 Some(gpu) => Ok(gpu.allocate(length)?),
                 None => Memory::zeroed(length).or_fail(|| format!("{megabytes} MiB of memory")),
