@@ -25,7 +25,7 @@ usage: ./do JOB [ARGUMENT...]
   mutations [NAME...]
                      breaks the engine in a copy, one rule at a time; each must change a replay's report
   mutations cases [CASE or NAME...]
-                     the same with congestion control; each must fail its conformance case (case_101 to case_108)
+                     the same with congestion control and memory of devices; each must fail its conformance case (case_101 to case_108, 137 to 139)
   fuzz [SECONDS] [TARGET...]
                      each fuzz target, or those named, for SECONDS (300)
   fuzz-replay TARGET FILE...
@@ -71,8 +71,8 @@ build_packages="gcc libc6-dev libxdp-dev"
 dpdk_packages="gcc pkg-config libdpdk-dev dpdk"
 run_packages="iproute2"
 # tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
-# way; the others make the guest of tools/interop/rxe.
-test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils"
+# way; PoCL is a device of OpenCL on the CPU; the others make the guest of tools/interop/rxe.
+test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils pocl-opencl-icd ocl-icd-libopencl1"
 # valgrind counts instructions; ucx-utils has ucx_perftest, beside which the wire is measured.
 bench_packages="valgrind ucx-utils"
 

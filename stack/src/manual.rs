@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`first_program`] | the steps from a device to a WRITE between two ends |
 //! | [`memory`] | kinds of memory, access rights, when a buffer may be touched, what is seen in which order |
+//! | [`device_memory`] | memory of GPUs: which, how it travels, kernels beside it, RNICs, what it costs |
 //! | [`connecting`] | by handshake, by the connection manager, datagrams; which GID; when a peer is gone |
 //! | [`threads`] | who polls; [`Poller`](crate::Poller), [`Runner`](crate::Runner), descriptors, tokio |
 //! | [`errors`] | every completion status, error and event: cause and remedy |
@@ -18,6 +19,7 @@
 //! both.
 
 pub mod connecting;
+pub mod device_memory;
 pub mod errors;
 pub mod first_program;
 pub mod memory;

@@ -1,0 +1,77 @@
+//! Memory of GPUs: to register it, to compute with it, what it costs, and what an RNIC does with it.
+//!
+//! # From a device to a WRITE
+//!
+//! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there and
+//! registers as any other. Whatever a work request or a peer names may lie in it, also in one list with memory of the host; only
+//! atomics may not ([`Feature::AtomicsOfDevice`]).
+//!
+//! ```
+//! use std::time::Duration;
+//! use ferroce::*;
+//! use ferroce::driver::gpu::{Device as Gpu, strict::Strict};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // `"opencl:0".parse::<GpuSpec>()?.open()?` with the feature `opencl`; here a device for tests, whose memory the CPU can't reach.
+//! let gpu = Strict::default().open()?;
+//! # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+//! # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//! # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+//! # let own = context.endpoint(qp, 0)?;
+//! # context.handshake(qp, &own, &own)?;
+//! // A queue pair that is its own peer, as on the front page.
+//! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+//! let tensor = context.register(pd, gpu.allocate(8192)?, rights)?;
+//! context.write(tensor, 0, &[7; 4096])?; // a copy by the GPU, which this waits for
+//! let sges = [tensor.sge(0..4096)];
+//! let write = SendOp::Write(context.remote(tensor)?.at(4096));
+//! let wr = SendWorkRequest { wr_id: 1, op: write, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+//! context.post_send(qp, &wr)?;
+//! context.wait_cq(cq, Duration::from_secs(5))?.expect("a completion within 5 s").ok()?;
+//!
+//! // It is in the peer's memory: a kernel there may use it.
+//! let mut arrived = [0; 4096];
+//! context.read(tensor, 4096, &mut arrived)?;
+//! assert_eq!(arrived, [7; 4096]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/tensor.rs` sends a tensor from one GPU to another, on two hosts.
+//!
+//! # How bytes travel
+//!
+//! | backend | between the GPU and the wire |
+//! |---|---|
+//! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies 64 KiB at a time ([`Config::staging_chunk`]) to host memory, from which packets are sent, and the other way round; no copy for each packet, and no load or store of the CPU to the GPU's memory |
+//! | RNIC | by itself, through a dma-buf that the kernel makes of the GPU's memory ([`memory`](super::memory) has the conditions); where the card, its driver or the kernel refuses, so does [`Context::register`], with the reason: nothing is copied instead unless you do |
+//!
+//! What is told is there: a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
+//! fails ends the work request with [`FatalErr`](WcStatus::FatalErr) here and [`RemOpErr`](WcStatus::RemOpErr) at the peer, and the queue
+//! pair with it. ACK timeouts of peers must be longer than copies take, or they repeat what is not lost.
+//!
+//! # Kernels beside it
+//!
+//! The context orders its copies with its completions, and knows nothing of the program's kernels. The rules are those of
+//! [`memory`](super::memory) for any buffer:
+//!
+//! - Post what a kernel has written when the kernel has ended (`clFinish`, `cuStreamSynchronize`, or an event that is done).
+//! - Start a kernel on what was received, read or sent when the completion has come.
+//!
+//! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a [`Queue`](crate::driver::gpu::Queue)
+//! of your own. With the features, `OpenCl::buffer` and `Cuda::pointer` name an allocation for kernels, and `OpenCl::import` and
+//! `Cuda::import` take one that somebody else has made, such as a tensor of PyTorch: it is kept for as long as the memory lives, and must
+//! not be freed or moved by its owner before.
+//!
+//! # What it costs
+//!
+//! Two copies more than memory of the host: one by the GPU, one between the chunk and the packet, which host memory has as well. A copy
+//! takes microseconds to begin, so small messages are slower by about two of them each way. Counters tell how much was copied:
+//! `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`; `rx_staging_full` counts packets that found no room, for which
+//! [`Config::staging_chunks`] may be raised (128 chunks of 64 KiB by default, shared by all queue pairs of a context).
+//! `ferroce perf --memory opencl:0` measures it.
+
+#[cfg(doc)]
+use crate::driver::gpu::GpuSpec;
+#[cfg(doc)]
+use crate::*;
