@@ -1,5 +1,8 @@
 //! Two contexts with connected queue pairs, whatever lies between them.
 
+use std::sync::Arc;
+
+use ferroce::driver::gpu::Device as Gpu;
 use ferroce::*;
 
 /// One end: a context with one CQ, one region of memory, and queue pairs.
@@ -31,6 +34,8 @@ pub struct Setup {
     pub cqes: u32,
     /// Bytes of memory at either end.
     pub memory: usize,
+    /// Whose memory; the host's without one.
+    pub gpu: Option<Arc<dyn Gpu>>,
     /// Of the connections.
     pub path_mtu: PathMtu,
     /// READs and atomics outstanding at once, each way.
@@ -50,6 +55,7 @@ impl Default for Setup {
             qp_config: QpConfig::rc,
             cqes: 4096,
             memory: 1 << 16,
+            gpu: None,
             path_mtu: PathMtu::Mtu4096,
             max_rd_atomic: 16,
             timeout: 14,
@@ -166,7 +172,11 @@ impl End {
         let cq = context.create_cq(setup.cqes)?;
         let config = (setup.qp_config)(pd, cq);
         let qps = (0..setup.qps).map(|_| context.create_qp(&config)).collect::<Result<_, _>>()?;
-        let mr = context.register(pd, Memory::zeroed(setup.memory)?, access())?;
+        let (memory, access) = match &setup.gpu {
+            Some(gpu) => (gpu.allocate(setup.memory)?, access(true)),
+            None => (Memory::zeroed(setup.memory)?, access(false)),
+        };
+        let mr = context.register(pd, memory, access)?;
         let RemoteMemory { addr, rkey, .. } = context.remote(mr)?;
         let gids = &context.port().gids;
         let sgid_index = gids.iter().position(|entry| !entry.gid.is_ipv6()).unwrap_or_default();
@@ -181,13 +191,15 @@ impl End {
             .max_dest_rd_atomic(setup.max_rd_atomic)
             .selective_repeat(setup.selective_repeat);
         let send = ReadyToSend::new(psn).max_rd_atomic(setup.max_rd_atomic).timeout(setup.timeout);
-        let access = access();
+        let access = access(setup.gpu.is_some());
         self.context.modify_qp(self.qps[n], Transition::Init { access })?;
         self.context.modify_qp(self.qps[n], Transition::ReadyToReceive(receive))?;
         self.context.modify_qp(self.qps[n], Transition::ReadyToSend(send))
     }
 }
 
-fn access() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+/// All that such memory may be used for.
+fn access(is_gpus: bool) -> Access {
+    let plain = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    if is_gpus { plain } else { plain | Access::REMOTE_ATOMIC }
 }
