@@ -130,6 +130,7 @@ impl QueuePair {
         self.progress(shared, Direction::Back, una);
     }
 
+    #[inline(never)]
     fn take_read_response(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
         let (Some(wqe), Some(connection)) = (self.sq.front(), &self.connection) else { return };
         let length = match wqe.op {
@@ -169,6 +170,9 @@ impl QueuePair {
             self.complete_oldest(shared);
         }
         self.progress(shared, Direction::Back, psn + 1);
+        if self.staged.is_some() {
+            self.settle_reads(shared);
+        }
     }
 }
 

@@ -210,16 +210,14 @@ impl QueuePair {
                 }
                 return None;
             }
-            let wqe = self.sq.wqe(number);
             let packet = self.requester.cursor_packet;
+            let count = if self.sq.wqe(number).kind.is_read { self.psns_of_read(shared, number)? } else { 1 };
+            let wqe = self.sq.wqe(number);
             let psn = wqe.first_psn + packet;
-            let count = if wqe.kind.is_read { self.psns_of_read(wqe, packet) } else { 1 };
             if !self.window_admits(shared, wqe.kind, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
-            let (kind, packets) = (wqe.kind, wqe.packets);
-            let count = if kind.is_read { self.reserve_read(shared, number, psn, count)? } else { count };
-            let after = (packet + count, packets);
+            let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
             let asks =
                 kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
@@ -318,12 +316,20 @@ impl QueuePair {
     }
 
     /// How many PSNs the next request of a READ takes: as many as the response, or as that part of it
-    /// which is asked for at once.
-    fn psns_of_read(&self, wqe: &Wqe, packet: u32) -> u32 {
-        match &self.selective {
+    /// which is asked for at once. `None` if nothing of it can be taken now.
+    #[cold]
+    #[inline(never)]
+    fn psns_of_read(&mut self, shared: &mut Shared, number: u32) -> Option<u32> {
+        let (wqe, packet) = (self.sq.wqe(number), self.requester.cursor_packet);
+        let count = match &self.selective {
             Some(selective) => selective.scoreboard.read_count(packet, wqe.packets),
             None => wqe.packets - packet,
+        };
+        if !shared.staging.is_used() {
+            return Some(count);
         }
+        let psn = wqe.first_psn + packet;
+        self.reserve_read(shared, number, psn, count)
     }
 
     /// Whether this is a later part of a READ, and the peer takes no more READs now.
@@ -406,10 +412,6 @@ impl QueuePair {
     pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
         let requester = &mut self.requester;
         requester.una = una;
-        if let Some(staged) = &mut self.staged {
-            staged.responses.settle(&mut shared.staging, una);
-        }
-        let requester = &mut self.requester;
         requester.retries_left = requester.attributes.retry_count;
         requester.rnr_retries_left = requester.attributes.rnr_retry;
         requester.rnr_deadline = Nanos::NEVER;

@@ -522,6 +522,9 @@ impl QueuePair {
         selective.scoreboard.keep_executed(una);
         if una != from {
             self.acknowledged(shared, una);
+            if self.staged.is_some() {
+                self.settle_reads(shared);
+            }
         }
     }
 }

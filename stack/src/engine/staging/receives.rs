@@ -96,24 +96,9 @@ impl QueuePair {
 
     /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
     /// has less room. `None` if there is none now. Without selective repeat one part of a READ is asked for at a time.
-    #[inline(always)]
-    pub(crate) fn reserve_read(
-        &mut self,
-        shared: &mut Shared,
-        number: u32,
-        psn: Psn,
-        packets: u32,
-    ) -> Option<u32> {
-        if !shared.staging.is_used() {
-            Some(packets)
-        } else {
-            self.reserve_staged_read(shared, number, psn, packets)
-        }
-    }
-
     #[cold]
     #[inline(never)]
-    fn reserve_staged_read(
+    pub(crate) fn reserve_read(
         &mut self,
         shared: &mut Shared,
         number: u32,
@@ -141,6 +126,16 @@ impl QueuePair {
         }
         // Selective repeat has parts of its own, and asks again for what found no room of one.
         if is_selective { reserved.map(|_| packets) } else { reserved }
+    }
+
+    /// Gives back what was reserved for READs and is not needed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn settle_reads(&mut self, shared: &mut Shared) {
+        let una = self.requester.una();
+        if let Some(staged) = &mut self.staged {
+            staged.responses.settle(&mut shared.staging, una);
+        }
     }
 
     /// Whether something that READs have brought is not there yet.
