@@ -46,7 +46,7 @@ use crate::memory::{Held, Memory, Piece};
 use crate::reduction::{DataType, ReduceOp};
 
 pub use error::GpuError;
-pub use spec::GpuSpec;
+pub use spec::{FoundGpu, GpuSpec};
 pub use staging::Staging;
 
 /// The most pieces of one copy.

@@ -2,6 +2,7 @@
 
 mod card_congestion;
 mod choice;
+mod gpus;
 mod rnics;
 
 use std::collections::BTreeSet;
@@ -19,9 +20,11 @@ use crate::endpoint::is_taken;
 use crate::failure::Failure;
 use crate::output::{JsonArg, say};
 use choice::Choice;
+use gpus::Gpus;
 use rnics::Rnics;
 
-/// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, and RNICs.
+/// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, RNICs, and GPUs with their
+/// distances to both (PCI, NUMA) and what they lack for dma-bufs.
 ///
 /// With -d the device is opened, and what it says of itself is shown too: which driver the name stands for and why, and the
 /// RNICs on the same interface. Of an RNIC it shows whether its keys are easy to guess, which events it does not raise, and
@@ -58,6 +61,8 @@ struct DevInfo {
     /// All without -d, or if -d names an RNIC that there is not; those that the device is, or that are on its interface; null
     /// where it has neither.
     rnics: Option<Rnics>,
+    /// Null with -d.
+    gpus: Option<Gpus>,
     /// Whether it is about all interfaces: without -d.
     #[serde(skip)]
     is_of_all: bool,
@@ -196,7 +201,10 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
     let is_of_all = device.is_none();
     let device = capabilities.as_ref().map(DeviceInfo::new);
     let process = Process::read();
+    let names = || interfaces.iter().map(|interface| interface.name.as_str());
+    let gpus = is_of_all.then(|| Gpus::find(names(), rnics.iter().flat_map(Rnics::names)));
     let info = DevInfo {
+        gpus,
         rnics,
         is_of_all,
         choice,
@@ -361,6 +369,7 @@ impl DevInfo {
     fn print(&self) -> Result<(), Failure> {
         self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
         self.rnics.iter().try_for_each(Rnics::print)?;
+        self.gpus.iter().try_for_each(Gpus::print)?;
         self.choice.iter().try_for_each(Choice::print)?;
         self.in_use.iter().try_for_each(|who| say!("not opened, for it is in use: {who}"))?;
         if let Some(device) = &self.device {

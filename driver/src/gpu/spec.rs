@@ -19,7 +19,57 @@ pub enum GpuSpec {
     Cuda(usize),
 }
 
+/// A GPU that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FoundGpu {
+    /// What opens it.
+    pub spec: GpuSpec,
+    /// What it calls itself, and by whose implementation.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory: u64,
+    /// Its place on the PCI bus, as `0000:3b:00.0`, if it tells.
+    pub pci: Option<String>,
+    /// What keeps its memory from being [exported](crate::Memory::export) to a network card, if anything is known to.
+    pub no_dma_buf: Option<String>,
+}
+
 impl GpuSpec {
+    /// All GPUs, those of CUDA first, and of each library that has none the reason.
+    pub fn all() -> (Vec<FoundGpu>, Vec<GpuError>) {
+        let (mut found, mut absent) = (Vec::new(), Vec::new());
+        #[cfg(feature = "cuda")]
+        match super::cuda::devices() {
+            Ok(devices) => found.extend(devices.into_iter().map(|gpu| FoundGpu {
+                spec: GpuSpec::Cuda(gpu.index),
+                name: gpu.name,
+                memory: gpu.memory,
+                pci: gpu.pci,
+                no_dma_buf: (!gpu.has_dma_buf).then(|| {
+                    "its driver exports none (the open kernel modules of NVIDIA 515 or later, and Linux 5.12, do)".to_owned()
+                }),
+            })),
+            Err(error) => absent.push(error),
+        }
+        #[cfg(not(feature = "cuda"))]
+        absent.push(GpuSpec::Cuda(0).not_built("cuda"));
+        #[cfg(feature = "opencl")]
+        match super::opencl::devices() {
+            Ok(devices) => found.extend(devices.into_iter().map(|gpu| FoundGpu {
+                spec: GpuSpec::OpenCl(gpu.index),
+                name: format!("{} by {}", gpu.name, gpu.platform),
+                memory: gpu.memory,
+                pci: gpu.pci,
+                no_dma_buf: Some("OpenCL exports none".to_owned()),
+            })),
+            Err(error) => absent.push(error),
+        }
+        #[cfg(not(feature = "opencl"))]
+        absent.push(GpuSpec::OpenCl(0).not_built("opencl"));
+        (found, absent)
+    }
+
     /// Opens it. Memory and queues belong to the handle that made them: open a device once.
     ///
     /// # Errors

@@ -87,6 +87,11 @@ impl Rnics {
         self.interface = Some(interface.to_owned());
     }
 
+    /// The names of all.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.devices.iter().map(|rnic| rnic.name.as_str())
+    }
+
     /// Whether there is one of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.devices.iter().any(|rnic| rnic.name == name)
