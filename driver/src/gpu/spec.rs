@@ -39,35 +39,48 @@ impl GpuSpec {
     /// All GPUs, those of CUDA first, and of each library that has none the reason.
     pub fn all() -> (Vec<FoundGpu>, Vec<GpuError>) {
         let (mut found, mut absent) = (Vec::new(), Vec::new());
-        #[cfg(feature = "cuda")]
-        match super::cuda::devices() {
-            Ok(devices) => found.extend(devices.into_iter().map(|gpu| FoundGpu {
-                spec: GpuSpec::Cuda(gpu.index),
-                name: gpu.name,
-                memory: gpu.memory,
-                pci: gpu.pci,
-                no_dma_buf: (!gpu.has_dma_buf).then(|| {
-                    "its driver exports none (the open kernel modules of NVIDIA 515 or later, and Linux 5.12, do)".to_owned()
-                }),
-            })),
-            Err(error) => absent.push(error),
+        for gpus in [GpuSpec::of_cuda(), GpuSpec::of_opencl()] {
+            match gpus {
+                Ok(gpus) => found.extend(gpus),
+                Err(error) => absent.push(error),
+            }
         }
-        #[cfg(not(feature = "cuda"))]
-        absent.push(GpuSpec::Cuda(0).not_built("cuda"));
-        #[cfg(feature = "opencl")]
-        match super::opencl::devices() {
-            Ok(devices) => found.extend(devices.into_iter().map(|gpu| FoundGpu {
-                spec: GpuSpec::OpenCl(gpu.index),
-                name: format!("{} by {}", gpu.name, gpu.platform),
-                memory: gpu.memory,
-                pci: gpu.pci,
-                no_dma_buf: Some("OpenCL exports none".to_owned()),
-            })),
-            Err(error) => absent.push(error),
-        }
-        #[cfg(not(feature = "opencl"))]
-        absent.push(GpuSpec::OpenCl(0).not_built("opencl"));
         (found, absent)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of_cuda() -> Result<Vec<FoundGpu>, GpuError> {
+        let no_dma_buf = "its driver exports none (NVIDIA's open kernel modules do, on Linux 5.12 or later)";
+        let gpus = super::cuda::devices()?.into_iter().map(|gpu| FoundGpu {
+            spec: GpuSpec::Cuda(gpu.index),
+            name: gpu.name,
+            memory: gpu.memory,
+            pci: gpu.pci,
+            no_dma_buf: (!gpu.has_dma_buf).then(|| no_dma_buf.to_owned()),
+        });
+        Ok(gpus.collect())
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn of_cuda() -> Result<Vec<FoundGpu>, GpuError> {
+        Err(GpuSpec::Cuda(0).not_built("cuda"))
+    }
+
+    #[cfg(feature = "opencl")]
+    fn of_opencl() -> Result<Vec<FoundGpu>, GpuError> {
+        let gpus = super::opencl::devices()?.into_iter().map(|gpu| FoundGpu {
+            spec: GpuSpec::OpenCl(gpu.index),
+            name: format!("{} by {}", gpu.name, gpu.platform),
+            memory: gpu.memory,
+            pci: gpu.pci,
+            no_dma_buf: Some("OpenCL exports none".to_owned()),
+        });
+        Ok(gpus.collect())
+    }
+
+    #[cfg(not(feature = "opencl"))]
+    fn of_opencl() -> Result<Vec<FoundGpu>, GpuError> {
+        Err(GpuSpec::OpenCl(0).not_built("opencl"))
     }
 
     /// Opens it. Memory and queues belong to the handle that made them: open a device once.
