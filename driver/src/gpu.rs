@@ -39,7 +39,7 @@ pub mod strict;
 use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::Nanos;
 use crate::memory::{Held, Memory, Piece};
@@ -219,6 +219,25 @@ impl Span {
     fn of(piece: &Piece<'_>) -> Span {
         Span { held: piece.hold(), offset: piece.offset(), len: piece.len() }
     }
+
+    /// The block of it, in a queue of this device, whose blocks are all of that type.
+    ///
+    /// # Panics
+    /// If it is another device's.
+    fn block<B: Block>(&self, device: &dyn Device) -> &B {
+        let block = self.held.block();
+        let is_own = std::ptr::addr_eq(Arc::as_ptr(block.device()), device);
+        match block.as_any().downcast_ref::<B>().filter(|_| is_own) {
+            Some(block) => block,
+            None => panic!("a piece of another device's memory, in a queue of {}", device.name()),
+        }
+    }
+}
+
+/// A share in a device of its own, for whoever it hands memory and queues to.
+fn share<D>(this: &Weak<D>) -> Arc<D> {
+    // Whoever calls has it by an `Arc`, for there is no other way to make one.
+    this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
 }
 
 /// What every reducer refuses.
@@ -239,3 +258,6 @@ fn check_elements(
         Some(offset) => Err(GpuError::Unaligned { device: device.to_owned(), size, offset }),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,7 +33,7 @@ use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 use self::buffer::Buffer;
 use self::context::{Context, Module, Stream};
 use self::library::{Functions, NO_DEVICE, SUCCESS};
-use super::{Block, Device, GpuError, Queue, Reducer, Staging};
+use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::Memory;
 
 /// A device that CUDA has found.
@@ -198,8 +198,7 @@ impl Cuda {
     }
 
     fn this(&self) -> Arc<Cuda> {
-        // Whoever calls has it by an `Arc`, for there is no other way to make one.
-        self.this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+        share(&self.this)
     }
 
     fn refused(&self, call: &'static str, reason: impl Into<String>) -> GpuError {
@@ -244,18 +243,6 @@ impl Device for Cuda {
 
     fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError> {
         Ok(Box::new(reducer::KernelQueue::new(self.this())?))
-    }
-}
-
-/// A block of this device's, if it is one's.
-///
-/// # Panics
-/// If it is not.
-fn own<'a>(device: &Cuda, block: &'a dyn Block) -> &'a Buffer {
-    let buffer = block.as_any().downcast_ref::<Buffer>();
-    match buffer.filter(|buffer| std::ptr::eq(buffer.cuda(), device)) {
-        Some(buffer) => buffer,
-        None => panic!("a piece of another device's memory, in a queue of {}", device.context.name),
     }
 }
 

@@ -20,7 +20,6 @@ mod object;
 mod queue;
 mod reducer;
 
-use std::any::Any;
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -33,7 +32,7 @@ use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_sour
 
 use self::buffer::Buffer;
 use self::object::{Kind, Object, meaning, said};
-use super::{Block, Device, GpuError, Queue, Reducer, Staging};
+use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::Memory;
 use crate::reduction::DataType;
 
@@ -233,8 +232,7 @@ impl OpenCl {
     }
 
     fn this(&self) -> Arc<OpenCl> {
-        // Whoever calls has it by an `Arc`, for there is no other way to make one.
-        self.this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+        share(&self.this)
     }
 
     fn failed(&self, call: &'static str) -> impl Fn(i32) -> GpuError {
@@ -321,18 +319,6 @@ impl Device for OpenCl {
 
     fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError> {
         Ok(Box::new(reducer::KernelQueue::new(self.this())?))
-    }
-}
-
-/// A block of this device's, if it is one's.
-///
-/// # Panics
-/// If it is not.
-fn own<'a>(device: &OpenCl, block: &'a dyn Block) -> &'a Buffer {
-    let buffer = (block.as_any() as &dyn Any).downcast_ref::<Buffer>();
-    match buffer.filter(|buffer| std::ptr::eq(buffer.opencl(), device)) {
-        Some(buffer) => buffer,
-        None => panic!("a piece of another device's memory, in a queue of {}", device.name),
     }
 }
 

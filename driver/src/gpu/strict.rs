@@ -22,7 +22,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, Queue, Reducer, Span, Staging, Ticket, Tickets,
-    check_elements,
+    check_elements, share,
 };
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
@@ -113,8 +113,7 @@ impl StrictDevice {
     }
 
     fn this(&self) -> Arc<StrictDevice> {
-        // Whoever calls has it by an `Arc`, for there is no other way to make one.
-        self.this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+        share(&self.this)
     }
 
     fn refused(&self, call: &'static str, reason: impl ToString) -> GpuError {
@@ -129,16 +128,12 @@ impl StrictDevice {
         Ok(())
     }
 
-    /// The device's own memory of a piece.
+    /// Where the device has the bytes of a piece from `skip` on, of which there are `len`.
     ///
     /// # Panics
     /// If it is another device's.
-    fn own<'a>(&self, span: &'a Span) -> &'a StrictBlock {
-        let block = span.held.block().as_any().downcast_ref::<StrictBlock>();
-        match block.filter(|block| std::ptr::eq(&*block.strict, self)) {
-            Some(block) => block,
-            None => panic!("a piece of another device's memory, in a queue of {}", self.name),
-        }
+    fn place(&self, span: &Span, skip: usize, len: usize) -> NonNull<u8> {
+        span.block::<StrictBlock>(self).mapped.place(span.offset + skip as u64, len)
     }
 
     /// What happens to the next of a queue: when, and whether it fails.
@@ -369,7 +364,7 @@ impl StrictQueue {
         // What is wrong is found out here and not when it lands.
         self.staging.place(at, bytes);
         for span in &spans {
-            let _its_own = self.device.own(span);
+            self.device.place(span, 0, span.len);
         }
         let (due, fails) = self.device.draw(&mut self.chance, now);
         let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
@@ -400,7 +395,7 @@ impl Submitted {
     fn carry_out(&self, device: &StrictDevice, staging: &Staging) {
         let mut at = self.at;
         for span in &self.spans {
-            let own = device.own(span).mapped.place(span.offset, span.len);
+            let own = device.place(span, 0, span.len);
             let staged = staging.place(at, span.len);
             let (from, to) = match self.direction {
                 Direction::Gather => (own, staged),
@@ -490,7 +485,7 @@ impl Reducer for StrictReducer {
         check_elements(&self.device.name, what.0, &target, &source)?;
         let [target, source] = [target, source].map(|piece| Span::of(&piece));
         for span in [&target, &source] {
-            let _its_own = self.device.own(span);
+            self.device.place(span, 0, span.len);
         }
         let (due, fails) = self.device.draw(&mut self.chance, now);
         // Each behind the one before.
@@ -526,8 +521,7 @@ impl Reduction {
         let (mut a, mut b) = ([0; 512], [0; 512]);
         for done in (0..self.target.len).step_by(a.len()) {
             let len = (self.target.len - done).min(a.len());
-            let [target, source] = [&self.target, &self.source]
-                .map(|span| device.own(span).mapped.place(span.offset + done as u64, len));
+            let [target, source] = [&self.target, &self.source].map(|span| device.place(span, done, len));
             // SAFETY: so many bytes at each, which nobody has a reference to; those here are nobody else's.
             unsafe {
                 target.copy_to_nonoverlapping(NonNull::from(&mut a).cast(), len);

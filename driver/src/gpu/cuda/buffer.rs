@@ -69,10 +69,6 @@ impl Buffer {
         Ok(Memory::of_device(Arc::new(self), address, len))
     }
 
-    pub(super) fn cuda(&self) -> &Cuda {
-        &self.cuda
-    }
-
     pub(super) fn pointer(&self) -> CUdeviceptr {
         self.pointer
     }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::Cuda;
+use super::buffer::Buffer;
 use super::context::{Current, Stream};
 use super::pinned::PinnedStaging;
 use super::under_way::UnderWay;
-use super::{Cuda, own};
 use crate::Nanos;
 use crate::gpu::{Failed, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket, Tickets};
 use crate::memory::Piece;
@@ -45,7 +46,7 @@ impl CopyQueue {
             let staged = self.staging.place(at, span.len);
             at += span.len;
             Transfer {
-                pointer: own(&self.cuda, span.held.block()).pointer() + span.offset,
+                pointer: span.block::<Buffer>(&*self.cuda).pointer() + span.offset,
                 staged,
                 len: span.len,
             }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use cudarc::driver::sys::CUfunction;
 
+use super::Cuda;
+use super::buffer::Buffer;
 use super::context::{Current, Stream};
 use super::library::Functions;
 use super::under_way::UnderWay;
-use super::{Cuda, own};
 use crate::Nanos;
 use crate::gpu::{Failed, GpuError, MAX_PIECES, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
@@ -66,7 +67,7 @@ impl Reducer for KernelQueue {
         let spans: ArrayVec<Span, MAX_PIECES> = [target, source].iter().map(Span::of).collect();
         let size = what.0.size() as u64;
         let [mut target, mut source] =
-            [&spans[0], &spans[1]].map(|span| own(cuda, span.held.block()).pointer());
+            [&spans[0], &spans[1]].map(|span| span.block::<Buffer>(&**cuda).pointer());
         // What is imported may begin anywhere, and a device is lost by one element that is read askew.
         if let Some(pointer) = [target, source].into_iter().find(|pointer| !pointer.is_multiple_of(size)) {
             return Err(GpuError::Unaligned {

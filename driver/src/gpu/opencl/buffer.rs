@@ -70,10 +70,6 @@ impl Buffer {
         Ok(Memory::of_device(Arc::new(Buffer { opencl, device, object, _addresses: addresses }), first, len))
     }
 
-    pub(super) fn opencl(&self) -> &OpenCl {
-        &self.opencl
-    }
-
     pub(super) fn object(&self) -> &Object {
         &self.object
     }

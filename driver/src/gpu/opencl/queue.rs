@@ -13,8 +13,9 @@ use cl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, get_event_info}
 use cl3::info_type::InfoType;
 use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR, create_buffer};
 
+use super::OpenCl;
+use super::buffer::Buffer;
 use super::object::{Kind, Object};
-use super::{OpenCl, own};
 use crate::Nanos;
 use crate::gpu::{Failed, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket, Tickets};
 use crate::memory::Piece;
@@ -137,7 +138,7 @@ impl CopyQueue {
             .map(|span| {
                 let staged = staging.staging.place(at, span.len).as_ptr().cast();
                 at += span.len;
-                let buffer = own(opencl, span.held.block()).object().raw();
+                let buffer = span.block::<Buffer>(&**opencl).object().raw();
                 Transfer { buffer, offset: span.offset as usize, staged, len: span.len }
             })
             .collect();

@@ -9,9 +9,10 @@ use arrayvec::ArrayVec;
 use cl3::command_queue::{enqueue_nd_range_kernel, flush};
 use cl3::kernel::{create_kernel, set_kernel_arg};
 
+use super::OpenCl;
+use super::buffer::Buffer;
 use super::object::{Kind, Object};
 use super::queue::{UnderWay, done, end};
-use super::{OpenCl, own};
 use crate::Nanos;
 use crate::gpu::{Failed, GpuError, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
@@ -72,7 +73,7 @@ impl Reducer for KernelQueue {
         let spans: ArrayVec<Span, _> = [target, source].iter().map(Span::of).collect();
         let ticket = self.last.next();
         for (index, span) in spans.iter().enumerate() {
-            let buffer = own(&self.opencl, span.held.block()).object().raw();
+            let buffer = span.block::<Buffer>(&*self.opencl).object().raw();
             let at = span.offset / size;
             let failed = self.opencl.failed("clSetKernelArg");
             // SAFETY: the kernel's arguments are, twice, a buffer and the number of its first element, as `reduce.c` has them.

@@ -1,24 +1,13 @@
 use super::*;
 use crate::MemoryKind;
+use crate::gpu::tests::{bytes_of, filled, piece};
 
 const LATER: Nanos = Nanos(1_000_000_000);
-
-fn filled(device: &StrictDevice, bytes: &[u8]) -> Memory {
-    let mut memory = device.allocate(bytes.len()).unwrap();
-    memory.write(0, bytes).unwrap();
-    memory
-}
-
-fn bytes_of(memory: &Memory) -> Vec<u8> {
-    let mut bytes = vec![0; memory.len()];
-    memory.read(0, &mut bytes).unwrap();
-    bytes
-}
 
 #[test]
 fn the_cpu_gets_nothing_but_copies() {
     let device = Strict::default().open().unwrap();
-    let mut memory = filled(&device, b"0123456789abcdef");
+    let mut memory = filled(&*device, b"0123456789abcdef");
     assert_eq!((memory.kind(), memory.device().unwrap().name()), (MemoryKind::Device, "strict:0"));
     assert!(memory.bytes().is_err() && memory.bytes_mut().is_err() && memory.share().is_ok());
     assert!(memory.span(0, 1).is_none() && memory.payload(0, 1).is_none());
@@ -50,10 +39,9 @@ fn its_addresses_fault() {
 #[test]
 fn copies_land_when_they_are_due_and_end_in_their_order() {
     let device = Strict { seed: 7, latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
-    let (from, to) = (filled(&device, &[7; 64]), filled(&device, &[0; 64]));
+    let (from, to) = (filled(&*device, &[7; 64]), filled(&*device, &[0; 64]));
     let staging = Staging::new(128).unwrap();
     let mut queue = device.queue(&staging).unwrap();
-    let piece = |memory, offset, len| Memory::piece(memory, offset, len).unwrap();
     let mut tickets = Vec::new();
     for n in 0..16 {
         tickets.push(queue.gather(Nanos(0), &[piece(&from, 4 * n, 4)], 4 * n as usize).unwrap());
@@ -85,7 +73,7 @@ fn copies_land_when_they_are_due_and_end_in_their_order() {
 #[test]
 fn what_is_under_way_stays() {
     let device = Strict { latest: Duration::from_millis(10), ..Strict::default() }.open().unwrap();
-    let mut memory = filled(&device, b"kept");
+    let mut memory = filled(&*device, b"kept");
     let staging = Staging::new(4).unwrap();
     let mut queue = device.queue(&staging).unwrap();
     queue.gather(Nanos(0), &[memory.piece(0, 4).unwrap()], 0).unwrap();
@@ -101,7 +89,7 @@ fn what_is_under_way_stays() {
 #[test]
 fn copies_fail_one_by_one_and_all_of_a_lost_device() {
     let device = Strict { seed: 1, fails_one_in: 3, depth: 8, ..Strict::default() }.open().unwrap();
-    let memory = filled(&device, &[1; 8]);
+    let memory = filled(&*device, &[1; 8]);
     let staging = Staging::new(8).unwrap();
     let mut queue = device.queue(&staging).unwrap();
     let mut failed = Vec::new();
@@ -145,7 +133,7 @@ fn reductions_are_those_of_the_processor() {
     for data_type in DataType::ALL {
         for op in ReduceOp::ALL {
             let (mut a, b, c) = (draw(), draw(), draw());
-            let [target, first, second] = [&a, &b, &c].map(|bytes| filled(&device, bytes));
+            let [target, first, second] = [&a, &b, &c].map(|bytes| filled(&*device, bytes));
             let pieces = |source| (target.piece(8, 1000).unwrap(), Memory::piece(source, 24, 1000).unwrap());
             let last = [&first, &second].map(|source| {
                 let (target, source) = pieces(source);
@@ -175,7 +163,7 @@ fn reductions_are_those_of_the_processor() {
 #[test]
 fn it_is_exported_where_the_kernel_can() {
     let device = Strict::default().open().unwrap();
-    let memory = filled(&device, &[9; 8192]);
+    let memory = filled(&*device, &[9; 8192]);
     let exported = memory.export();
     if !std::path::Path::new("/dev/udmabuf").exists() {
         let refused = exported.unwrap_err().to_string();
