@@ -5,11 +5,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use ferroce_driver::gpu::{Device, GpuSpec};
+use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
 /// Memory of the host, or of a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) enum MemorySpec {
     /// The host's.
     #[default]
@@ -46,6 +48,20 @@ impl FromStr for MemorySpec {
                 format!("'{text}': host, or a GPU: opencl, opencl:N, cuda or cuda:N, where N counts from 0")
             }),
         }
+    }
+}
+
+impl TryFrom<String> for MemorySpec {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<MemorySpec, String> {
+        text.parse()
+    }
+}
+
+impl From<MemorySpec> for String {
+    fn from(spec: MemorySpec) -> String {
+        spec.to_string()
     }
 }
 

@@ -113,7 +113,7 @@ pub(super) struct Opened {
     /// Path MTU in use.
     path_mtu: u32,
     /// Where the tensors are.
-    memory: String,
+    memory: MemorySpec,
 }
 
 impl Opened {
@@ -126,7 +126,7 @@ impl Opened {
             addresses: capabilities.addresses.clone(),
             mtu: capabilities.mtu,
             path_mtu: plan.path_mtu.bytes(),
-            memory: plan.memory.to_string(),
+            memory: plan.memory,
         }
     }
 }
@@ -137,7 +137,7 @@ impl fmt::Display for Opened {
         write!(f, "{driver}:{interface}")?;
         addresses.iter().try_for_each(|address| write!(f, " {address}"))?;
         write!(f, ", MTU {mtu}, path MTU {path_mtu}; {mode}")?;
-        if *memory != MemorySpec::Host.to_string() {
+        if !memory.is_host() {
             write!(f, "; tensors in memory of {memory}, added up there")?;
         }
         Ok(())

@@ -25,7 +25,7 @@ pub(super) struct PerfReport {
     interface: String,
     path_mtu: u32,
     /// Of this end, as `--memory` names it.
-    memory: String,
+    memory: MemorySpec,
     service: Service,
     bidirectional: bool,
     qps: u32,
@@ -162,7 +162,7 @@ impl PerfReport {
             driver_description: capabilities.description.clone(),
             interface: capabilities.interface.clone(),
             path_mtu: measured.path_mtu.bytes(),
-            memory: memory.to_string(),
+            memory: *memory,
             service: plan.service,
             bidirectional: plan.bidirectional,
             qps: plan.qps,
@@ -194,7 +194,7 @@ impl PerfReport {
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
-        if self.memory != MemorySpec::Host.to_string() {
+        if !self.memory.is_host() {
             say!("memory: {}", self.memory)?;
         }
         if let Some(reason) = &self.ended_early {
