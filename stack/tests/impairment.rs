@@ -1,9 +1,14 @@
-//! Exactly once and bit-exact, over a link that loses, duplicates, reorders and corrupts 1 % each.
+//! Exactly once and bit-exact, over a link that loses, duplicates, reorders and corrupts 1 % each; from and to memory of hosts
+//! and of devices whose copies land late and out of order.
 //!
 //! `FERROCE_SEED` replays a run, `FERROCE_SOAK_BYTES` sets how much goes through each operation.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+use std::time::Duration;
+
+use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
@@ -16,8 +21,8 @@ fn bad_link() -> LinkConfig {
         .reorder(0.01)
         .reorder_by(32)
         .corrupt(0.01)
-        .delay(std::time::Duration::from_micros(5))
-        .jitter(std::time::Duration::from_micros(2))
+        .delay(Duration::from_micros(5))
+        .jitter(Duration::from_micros(2))
         .rate(100_000_000_000)
 }
 
@@ -49,7 +54,11 @@ fn pattern(n: u64, bytes: &mut [u8]) {
 
 struct Traffic {
     pair: Pair,
+    /// What either end sends from and receives into.
+    regions: [Mr; 2],
+    /// What a message should hold, and what it holds.
     expected: Vec<u8>,
+    found: Vec<u8>,
     /// Of the responder.
     window: Mw,
 }
@@ -68,44 +77,68 @@ enum Kind {
     Read,
 }
 
+/// Between memory of hosts, or of devices.
+type Make = fn(u64, LinkConfig, Repeat) -> Traffic;
+
 impl Traffic {
     fn new(seed: u64, link: LinkConfig, repeat: Repeat) -> Traffic {
         let setup = Setup { selective_repeat: repeat == Repeat::Selective, ..Setup::default() };
-        let mut pair = Pair::new(seed, link, setup);
+        Traffic::between(Pair::new(seed, link, setup))
+    }
+
+    /// Between memory of two devices whose copies land up to 10 ms late.
+    fn of_devices(seed: u64, link: LinkConfig, repeat: Repeat) -> Traffic {
+        let setup = Setup {
+            selective_repeat: repeat == Repeat::Selective,
+            timeout: 12, // 17 ms, longer than a copy takes
+            ..Setup::default()
+        };
+        let mut traffic = Traffic::between(Pair::new(seed, link, setup));
+        for (n, (end, region)) in traffic.pair.ends.iter_mut().zip(&mut traffic.regions).enumerate() {
+            let strict = Strict::default().seed(seed + n as u64).latest(Duration::from_millis(10));
+            let memory = strict.open().unwrap().allocate((SLOTS * SLOT) as usize).unwrap();
+            let rights =
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND;
+            *region = end.context.register(end.pd, memory, rights).unwrap();
+        }
+        traffic
+    }
+
+    fn between(mut pair: Pair) -> Traffic {
         let window = pair.ends[1].context.alloc_mw(pair.ends[1].pd).unwrap();
-        Traffic { pair, expected: vec![0; SLOT as usize], window }
+        let [expected, found] = [0, 1].map(|_| vec![0; SLOT as usize]);
+        Traffic { regions: [0, 1].map(|end| pair.ends[end].mr), pair, expected, found, window }
     }
 
     fn fill(&mut self, end: usize, n: u64, length: u32) {
-        let end = &mut self.pair.ends[end];
-        let start = (n % SLOTS * SLOT) as usize;
-        pattern(n, &mut end.context.bytes_mut(end.mr).unwrap()[start..start + length as usize]);
+        let bytes = &mut self.expected[..length as usize];
+        pattern(n, bytes);
+        self.pair.ends[end].context.write(self.regions[end], n % SLOTS * SLOT, bytes).unwrap();
     }
 
     fn check(&mut self, end: usize, n: u64, length: u32) {
-        let expected = &mut self.expected[..length as usize];
+        let [expected, found] = [&mut self.expected, &mut self.found].map(|b| &mut b[..length as usize]);
         pattern(n, expected);
-        let end = &self.pair.ends[end];
-        let start = (n % SLOTS * SLOT) as usize;
-        let found = &end.context.bytes(end.mr).unwrap()[start..start + length as usize];
+        self.pair.ends[end].context.read(self.regions[end], n % SLOTS * SLOT, found).unwrap();
         assert!(found == expected, "message {n} of {length} bytes differs");
     }
 
     fn post(&mut self, kind: Kind, n: u64, length: u32) {
-        let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
+        let [local, region] = self.regions;
+        let remote = self.pair.ends[1].context.remote(region).unwrap();
         let address = RemoteAddress { addr: remote.addr + n % SLOTS * SLOT, rkey: remote.rkey };
         let [requester, responder] = &mut self.pair.ends;
         let sges = |mr| [Sge { mr, offset: n % SLOTS * SLOT, length }];
         let op = match kind {
             Kind::Send => {
-                let wr = ReceiveWorkRequest { wr_id: n, sges: &sges(responder.mr) };
+                let wr = ReceiveWorkRequest { wr_id: n, sges: &sges(region) };
                 responder.context.post_recv(responder.qp, &wr).unwrap();
                 SendOp::SendWithImm(n as u32)
             }
             Kind::Write => SendOp::Write(address),
             Kind::Read => SendOp::Read(address),
         };
-        let sges = sges(requester.mr);
+        let sges = sges(local);
         let data = Data::Sges(&sges);
         let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
         requester.context.post_send(requester.qp, &wr).unwrap();
@@ -233,7 +266,7 @@ impl Traffic {
             let offset = n % SLOTS * SLOT;
             let bind = SendOp::BindMw {
                 mw,
-                mr: self.pair.ends[1].mr,
+                mr: self.regions[1],
                 offset,
                 length: length.into(),
                 access: Access::REMOTE_READ | Access::REMOTE_WRITE,
@@ -246,7 +279,7 @@ impl Traffic {
             assert_eq!((window.addr, window.length), (offset, length.into()));
             self.fill(0, n, length);
             let remote = RemoteAddress { addr: window.addr, rkey: window.rkey };
-            let local = [Sge { mr: self.pair.ends[0].mr, offset, length }];
+            let local = [Sge { mr: self.regions[0], offset, length }];
             self.post_and_wait(0, n, SendOp::Write(remote), &local);
             self.check(1, n, length);
             self.fill(0, n + 1, length);
@@ -287,7 +320,17 @@ impl Traffic {
 }
 
 fn soak(kind: Kind, repeat: Repeat) {
-    let mut traffic = Traffic::new(seed(), bad_link(), repeat);
+    soak_in(Traffic::new(seed(), bad_link(), repeat), kind);
+}
+
+/// The same between memory of devices.
+fn soak_devices(kind: Kind) {
+    for repeat in [Repeat::GoBackN, Repeat::Selective] {
+        soak_in(Traffic::of_devices(seed(), bad_link(), repeat), kind);
+    }
+}
+
+fn soak_in(mut traffic: Traffic, kind: Kind) {
     let messages = traffic.run(kind, 0, soak_bytes());
     println!(
         "{messages} messages; {:?}\n{}",
@@ -310,6 +353,21 @@ fn writes_arrive_exactly_once() {
 #[test]
 fn reads_arrive_exactly_once() {
     soak(Kind::Read, Repeat::GoBackN);
+}
+
+#[test]
+fn sends_between_devices_arrive_exactly_once() {
+    soak_devices(Kind::Send);
+}
+
+#[test]
+fn writes_between_devices_arrive_exactly_once() {
+    soak_devices(Kind::Write);
+}
+
+#[test]
+fn reads_between_devices_arrive_exactly_once() {
+    soak_devices(Kind::Read);
 }
 
 #[test]
@@ -363,8 +421,8 @@ fn windows_open_and_close_on_a_bad_link() {
 #[test]
 fn a_seed_replays_bit_for_bit() {
     let seed = seed();
-    let trace = |seed, repeat| {
-        let mut traffic = Traffic::new(seed, bad_link(), repeat);
+    let trace = |make: Make, seed, repeat| {
+        let mut traffic = make(seed, bad_link(), repeat);
         for (i, kind) in [Kind::Send, Kind::Write, Kind::Read].into_iter().enumerate() {
             traffic.run(kind, i as u64 * 1_000_000, 1_000_000);
         }
@@ -373,10 +431,13 @@ fn a_seed_replays_bit_for_bit() {
         traffic.windows(50);
         (traffic.pair.network.trace_hash(), traffic.pair.now)
     };
-    for repeat in [Repeat::GoBackN, Repeat::Selective] {
-        let first = trace(seed, repeat);
-        assert_eq!(first, trace(seed, repeat));
-        assert_ne!(first, trace(seed + 1, repeat));
+    let makes: [Make; 2] = [Traffic::new, Traffic::of_devices];
+    for make in makes {
+        for repeat in [Repeat::GoBackN, Repeat::Selective] {
+            let first = trace(make, seed, repeat);
+            assert_eq!(first, trace(make, seed, repeat));
+            assert_ne!(first, trace(make, seed + 1, repeat));
+        }
     }
 }
 
@@ -385,13 +446,16 @@ fn a_seed_replays_bit_for_bit() {
 #[test]
 fn the_steady_state_does_not_allocate() {
     let calm = LinkConfig::default();
-    for (link, repeat) in [
-        (calm.clone(), Repeat::GoBackN),
-        (bad_link(), Repeat::GoBackN),
-        (calm, Repeat::Selective),
-        (bad_link(), Repeat::Selective),
-    ] {
-        let mut traffic = Traffic::new(seed(), link, repeat);
+    let makes: [Make; 2] = [Traffic::new, Traffic::of_devices];
+    for (make, link, repeat) in makes.into_iter().flat_map(|make| {
+        [
+            (make, calm.clone(), Repeat::GoBackN),
+            (make, bad_link(), Repeat::GoBackN),
+            (make, calm.clone(), Repeat::Selective),
+            (make, bad_link(), Repeat::Selective),
+        ]
+    }) {
+        let mut traffic = make(seed(), link, repeat);
         for end in &mut traffic.pair.ends {
             end.context.export().unwrap();
         }

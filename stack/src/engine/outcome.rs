@@ -83,6 +83,11 @@ impl Outcome {
         (self.next << path_mtu.shift(), self.under_way.limit)
     }
 
+    /// Whether a READ is owed so many bytes from the packet at `psn` on.
+    pub(crate) fn owes(&self, psn: Psn, limit: u32) -> bool {
+        self.next_psn() == psn && self.under_way.limit == limit
+    }
+
     /// A packet was sent.
     pub(crate) fn advance(&mut self) {
         self.next += 1;
@@ -147,6 +152,13 @@ struct Repair {
     outcome: Outcome,
     /// The MSN when the peer asked: outcomes up to there come first.
     after: u32,
+}
+
+impl Repair {
+    /// Whether it is sent before this one, the oldest that is owed and no repair.
+    fn precedes(&self, owed: Option<&Outcome>) -> bool {
+        owed.is_none_or(|owed| later(owed.msn, self.after))
+    }
 }
 
 /// More repairs than a peer has holes in its READs; what it asks for beyond, it will ask for again.
@@ -245,19 +257,20 @@ impl Outcomes {
         }
         let owed = self.ring.iter_mut().find(|outcome| outcome.is_owed());
         let next = match (self.repairs.front_mut(), owed) {
-            (Some(repair), None) => Some(&mut repair.outcome),
-            (Some(repair), Some(owed)) if later(owed.msn, repair.after) => Some(&mut repair.outcome),
+            (Some(repair), owed) if repair.precedes(owed.as_deref()) => Some(&mut repair.outcome),
             (_, owed) => owed,
         };
         self.maybe_owed = next.is_some();
         next
     }
 
-    /// The oldest READ behind that at `psn` that is owed and was never answered.
-    pub(crate) fn read_after(&self, psn: Psn) -> Option<&Outcome> {
-        self.ring.iter().find(|outcome| {
-            let is_read = matches!(outcome.answer, Answer::Read { length: 1.., .. });
-            is_read && outcome.is_owed() && outcome.first_psn.distance(psn) > 0
+    /// All that are owed, in the order in which they are sent.
+    pub(crate) fn owed(&self) -> impl Iterator<Item = &Outcome> {
+        let mut repairs = self.repairs.iter().filter(|repair| repair.outcome.is_owed()).peekable();
+        let mut ring = self.ring.iter().filter(|outcome| outcome.is_owed()).peekable();
+        std::iter::from_fn(move || match repairs.next_if(|repair| repair.precedes(ring.peek().copied())) {
+            Some(repair) => Some(&repair.outcome),
+            None => ring.next(),
         })
     }
 

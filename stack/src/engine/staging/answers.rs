@@ -8,6 +8,7 @@ use ferroce_wire::{Aeth, Bth, Extension, Opcode, PathMtu, Psn, RKey, Syndrome};
 use super::stream::{Stream, Taken};
 use super::{Purpose, StagingPool};
 use crate::engine::frame_slot::FrameSlot;
+use crate::engine::mr::MemoryRegions;
 use crate::engine::outcome::{Answer, Outcome, Outcomes};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
@@ -22,7 +23,6 @@ pub(crate) struct Answers {
 
 /// An outcome whose bytes are being gathered.
 struct Planned {
-    first_psn: Psn,
     /// The packet that is sent next.
     next: Psn,
     /// Where its bytes are in the stream.
@@ -34,6 +34,14 @@ struct Planned {
     rkey: RKey,
 }
 
+impl Planned {
+    /// Whether it is this outcome as it is owed now; a peer may have asked for something else meanwhile.
+    fn is_of(&self, outcome: &Outcome) -> bool {
+        let Answer::Read { va, rkey, .. } = outcome.answer else { return false };
+        outcome.owes(self.next, self.limit) && (va, rkey) == (self.va, self.rkey)
+    }
+}
+
 /// Whether the bytes of a packet are there.
 enum AnswerState {
     /// From this position on.
@@ -43,16 +51,17 @@ enum AnswerState {
 }
 
 /// The outcomes of the queue pair, and the packet from which on what was executed is not visible.
-struct OwedReads<'a> {
+struct Owed<'a> {
     outcomes: &'a Outcomes,
     invisible: Option<Psn>,
 }
 
-impl OwedReads<'_> {
-    /// The READ behind that at `psn` that may be answered.
-    fn read_after(&self, psn: Psn) -> Option<&Outcome> {
+impl Owed<'_> {
+    /// What is owed behind `last` and may be answered, in its order.
+    fn behind(&self, last: &Planned) -> impl Iterator<Item = &Outcome> {
         let is_visible = |next: &&Outcome| self.invisible.is_none_or(|psn| next.first_psn.distance(psn) <= 0);
-        self.outcomes.read_after(psn).filter(is_visible)
+        let order = self.outcomes.owed().take_while(is_visible);
+        order.skip_while(|outcome| !last.is_of(outcome)).skip(1)
     }
 }
 
@@ -87,16 +96,15 @@ impl Answers {
         &mut self,
         shared: &mut Shared,
         (qp, pd): (Qp, Pd),
-        (outcome, behind): (&Outcome, &OwedReads<'_>),
+        (outcome, owed): (&Outcome, &Owed<'_>),
         (path_mtu, bytes): (PathMtu, u32),
     ) -> AnswerState {
-        let psn = outcome.next_psn();
-        if self.planned.front().is_none_or(|planned| planned.next != psn) {
+        if self.planned.front().is_none_or(|planned| !planned.is_of(outcome)) {
             // The peer asks for something else.
             self.give_up(&mut shared.staging);
             self.plan(&shared.staging, outcome, path_mtu);
         }
-        self.gather(shared, (qp, pd), behind, path_mtu);
+        self.gather(shared, (qp, pd), owed, path_mtu);
         let Some(Planned { position, .. }) = self.planned.front() else { return AnswerState::Failed };
         let end = position + u64::from(bytes);
         if self.stream.lacks(end) {
@@ -109,18 +117,26 @@ impl Answers {
         if let Answer::Read { va, rkey, .. } = outcome.answer {
             let (offset, limit) = outcome.rest(path_mtu);
             self.stream.begin(pool, limit - offset);
-            let (first_psn, next, position) = (outcome.first_psn, outcome.next_psn(), self.stream.end());
-            self.planned.push_back(Planned { first_psn, next, position, offset, limit, va, rkey });
+            let (next, position) = (outcome.next_psn(), self.stream.end());
+            self.planned.push_back(Planned { next, position, offset, limit, va, rkey });
         }
     }
 
     /// Starts copies for what is owed, as far as there is room.
-    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), behind: &OwedReads<'_>, path_mtu: PathMtu) {
+    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), owed: &Owed<'_>, path_mtu: PathMtu) {
+        let has_device = |mrs: &MemoryRegions, outcome: &&Outcome| match outcome.answer {
+            Answer::Read { va, rkey, length: 1.. } => {
+                let grant = mrs.grant(pd, qp, rkey, Access::REMOTE_READ, va, 1);
+                grant.is_ok_and(|grant| mrs.granted(grant).is_none())
+            }
+            _ => false,
+        };
         loop {
             let has_room = self.planned.len() < PLANNED_MAX;
             let Some(last) = self.planned.back_mut() else { return };
             if last.offset == last.limit {
-                let Some(next) = behind.read_after(last.first_psn).filter(|_| has_room) else { return };
+                let next = owed.behind(last).find(|outcome| has_device(&shared.mrs, outcome));
+                let Some(next) = next.filter(|_| has_room) else { return };
                 self.plan(&shared.staging, next, path_mtu);
                 continue;
             }
@@ -170,9 +186,9 @@ impl QueuePair {
         let Some(outcome) = outcomes.next_owed().copied() else { return FromDevice::Nothing };
         let invisible = staged.requests.invisible().map(|(psn, _)| psn);
         let answers = &mut staged.answers;
-        let (owner, behind) = ((self.handle, self.pd), OwedReads { outcomes, invisible });
+        let (owner, owed) = ((self.handle, self.pd), Owed { outcomes, invisible });
         let position =
-            match answers.look_for(shared, owner, (&outcome, &behind), (connection.path_mtu, bytes)) {
+            match answers.look_for(shared, owner, (&outcome, &owed), (connection.path_mtu, bytes)) {
                 AnswerState::There(position) => position,
                 AnswerState::Coming => return FromDevice::Nothing,
                 AnswerState::Failed => return FromDevice::Failed,
