@@ -52,6 +52,9 @@ pub use staging::Staging;
 /// The most pieces of one copy.
 pub const MAX_PIECES: usize = 16;
 
+/// Copies or reductions of one queue that are under way at once.
+pub const QUEUE_DEPTH: usize = 64;
+
 /// A GPU. Threads and contexts share one.
 pub trait Device: fmt::Debug + Send + Sync {
     /// As it is named: `opencl:0`.

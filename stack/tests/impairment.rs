@@ -97,8 +97,7 @@ impl Traffic {
         for (n, (end, region)) in traffic.pair.ends.iter_mut().zip(&mut traffic.regions).enumerate() {
             let strict = Strict::default().seed(seed + n as u64).latest(Duration::from_millis(10));
             let memory = strict.open().unwrap().allocate((SLOTS * SLOT) as usize).unwrap();
-            let rights =
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND;
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND;
             *region = end.context.register(end.pd, memory, rights).unwrap();
         }
         traffic

@@ -6,11 +6,9 @@ use std::fmt;
 pub enum GpuError {
     /// The queue has no room now.
     #[error(
-        "{device}: {copies} copies or reductions are under way, which is all that its queue holds: try again when some have ended"
+        "{copies} copies or reductions are under way, which is all that the queue holds: try again when some have ended"
     )]
     Full {
-        /// The device.
-        device: String,
         /// How many there are.
         copies: usize,
     },

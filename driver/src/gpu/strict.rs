@@ -21,8 +21,8 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
-    Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, Queue, Reducer, Span, Staging, Ticket, Tickets,
-    check_elements, share,
+    Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Reducer, Span, Staging, Ticket,
+    Tickets, check_elements, share,
 };
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
@@ -45,7 +45,7 @@ pub struct Strict {
 
 impl Default for Strict {
     fn default() -> Strict {
-        Strict { seed: 0, latest: Duration::ZERO, fails_one_in: 0, depth: 64 }
+        Strict { seed: 0, latest: Duration::ZERO, fails_one_in: 0, depth: QUEUE_DEPTH }
     }
 }
 
@@ -123,7 +123,7 @@ impl StrictDevice {
     /// Room for one more in a queue that has so many under way.
     fn check_room(&self, under_way: usize) -> Result<(), GpuError> {
         if under_way >= self.settings.depth {
-            return Err(GpuError::Full { device: self.name.clone(), copies: under_way });
+            return Err(GpuError::Full { copies: under_way });
         }
         Ok(())
     }

@@ -139,6 +139,8 @@ impl Outcome {
 #[derive(Default)]
 pub(crate) struct Outcomes {
     ring: VecDeque<Outcome>,
+    /// So many of the oldest owe nothing.
+    paid: usize,
     depth: usize,
     /// Parts that are owed again to a peer that repeats selectively, in the order in which it asked
     /// for them. It takes what comes as a sign that what it asked for before is lost.
@@ -171,7 +173,7 @@ impl Outcomes {
     pub(crate) fn new(depth: u8, selective_repeat: bool) -> Outcomes {
         let depth = usize::from(depth);
         let repairs = VecDeque::with_capacity(if selective_repeat { MAX_REPAIRS } else { 0 });
-        Outcomes { ring: VecDeque::with_capacity(depth), depth, repairs, maybe_owed: false }
+        Outcomes { ring: VecDeque::with_capacity(depth), paid: 0, depth, repairs, maybe_owed: false }
     }
 
     /// For a new connection. Memory that is there already is used again, as far as it goes.
@@ -193,6 +195,7 @@ impl Outcomes {
                 Some(oldest) if oldest.answered => self.ring.pop_front(),
                 _ => return Err(TooMany),
             };
+            self.paid = self.paid.saturating_sub(1);
         }
         Ok(())
     }
@@ -222,9 +225,11 @@ impl Outcomes {
 
     /// Owes `part` of the outcome at `psn` once more.
     pub(crate) fn replay(&mut self, psn: Psn, part: Part) {
-        if let Some(outcome) = self.ring.iter_mut().rev().find(|outcome| outcome.covers(psn)) {
+        if let Some(index) = self.ring.iter().rposition(|outcome| outcome.covers(psn)) {
+            let outcome = &mut self.ring[index];
             outcome.under_way = part;
             outcome.next = part.start;
+            self.paid = self.paid.min(index);
             self.maybe_owed = true;
         }
     }
@@ -255,7 +260,10 @@ impl Outcomes {
         while self.repairs.front().is_some_and(|repair| !repair.outcome.is_owed()) {
             self.repairs.pop_front();
         }
-        let owed = self.ring.iter_mut().find(|outcome| outcome.is_owed());
+        while self.ring.get(self.paid).is_some_and(|outcome| !outcome.is_owed()) {
+            self.paid += 1;
+        }
+        let owed = self.ring.get_mut(self.paid);
         let next = match (self.repairs.front_mut(), owed) {
             (Some(repair), owed) if repair.precedes(owed.as_deref()) => Some(&mut repair.outcome),
             (_, owed) => owed,
@@ -276,6 +284,7 @@ impl Outcomes {
 
     pub(crate) fn clear(&mut self) {
         self.ring.clear();
+        self.paid = 0;
         self.repairs.clear();
         self.maybe_owed = false;
     }

@@ -13,10 +13,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ferroce_driver::gpu::{Device, GpuError, Queue, Staging, Ticket};
-use ferroce_driver::{Memory, Nanos, Piece, Span};
+use arrayvec::ArrayVec;
+use ferroce_driver::gpu::{Device, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Staging, Ticket};
+use ferroce_driver::{Held, Memory, Nanos, Piece, Span};
 
 use crate::verbs::{Config, Qp};
+use landing::DevicePlace;
 
 /// What a chunk is for. Those of sends, and those that wait for responses, are this end's own: they stay until the peer has
 /// acknowledged or answered, for which it may need others.
@@ -54,6 +56,8 @@ pub(crate) struct StagingPool {
     /// Since memory of a device was first registered.
     memory: Option<Staging>,
     chunks: Box<[Chunk]>,
+    /// Where the bytes of each chunk are to go that were received into it.
+    targets: Box<[Targets]>,
     free: Vec<u16>,
     /// Chunks that are held for this end's own requests.
     own: u16,
@@ -82,6 +86,29 @@ struct Chunk {
     copies: u32,
     /// When it was taken, or its last copy has ended.
     since: Nanos,
+}
+
+/// Pieces of a device's memory, in the order of the bytes.
+pub(crate) type Targets = ArrayVec<Target, MAX_PIECES>;
+
+/// Where bytes are to go.
+pub(crate) struct Target {
+    pub(crate) region: u32,
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+    /// The region stays until then.
+    _held: Held,
+}
+
+impl Target {
+    /// Whether what goes there goes behind it.
+    pub(crate) fn ends_at(&self, place: &DevicePlace) -> bool {
+        self.region == place.region && self.offset + self.len as u64 == place.offset
+    }
+
+    pub(crate) fn overlaps(&self, region: u32, offset: u64, len: usize) -> bool {
+        self.region == region && self.offset < offset + len as u64 && offset < self.offset + self.len as u64
+    }
 }
 
 /// A queue pair that found no chunk, and when it last looked for one.
@@ -134,6 +161,7 @@ impl StagingPool {
             limit: config.staging_chunks,
             memory: None,
             chunks: Box::default(),
+            targets: Box::default(),
             free: Vec::new(),
             own: 0,
             copiers: Vec::new(),
@@ -170,13 +198,14 @@ impl StagingPool {
             // Devices may pin it page by page.
             self.memory = Some(Staging::new(self.chunk * usize::from(self.limit))?);
             self.chunks = vec![Chunk { held: None, copies: 0, since: Nanos::ZERO }; self.limit.into()].into();
+            self.targets = (0..self.limit).map(|_| Targets::new()).collect();
             self.free = (0..self.limit).rev().collect();
             self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
             self.open.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = || -> Result<Lane, GpuError> {
-            let flights = VecDeque::with_capacity(usize::from(self.limit));
+            let flights = VecDeque::with_capacity(QUEUE_DEPTH);
             Ok(Lane { queue: device.queue(memory)?, flights, ended: Ticket::NONE, failed: None })
         };
         let copier = Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? };
@@ -187,6 +216,25 @@ impl StagingPool {
     /// Bytes of a chunk.
     pub(crate) fn chunk_bytes(&self) -> usize {
         self.chunk
+    }
+
+    /// How many chunks there are.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit.into()
+    }
+
+    /// Where the bytes of a chunk are to go.
+    pub(crate) fn targets(&self, chunk: u16) -> &Targets {
+        &self.targets[usize::from(chunk)]
+    }
+
+    /// Notes that the next bytes of a chunk are to go there.
+    pub(crate) fn push_target(&mut self, chunk: u16, place: &DevicePlace, len: usize, held: Held) {
+        let targets = &mut self.targets[usize::from(chunk)];
+        match targets.last_mut() {
+            Some(last) if last.ends_at(place) => last.len += len,
+            _ => targets.push(Target { region: place.region, offset: place.offset, len, _held: held }),
+        }
     }
 
     /// Chunks that one queue pair may have for its sends, or for its answers.
@@ -244,6 +292,7 @@ impl StagingPool {
     /// Gives a chunk back. It is free when its copies have ended.
     pub(crate) fn release(&mut self, chunk: u16) {
         let Chunk { held, copies, .. } = &mut self.chunks[usize::from(chunk)];
+        self.targets[usize::from(chunk)].clear();
         if let Some((_, purpose)) = held.take() {
             self.own -= u16::from(purpose.is_own());
             if *copies == 0 {

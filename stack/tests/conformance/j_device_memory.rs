@@ -188,3 +188,34 @@ fn staging_is_allocated_once() {
         }
     }
 }
+
+/// Each time the peer asks for more or less of a READ again, it gets that, be copies for what it asked before under way or not.
+#[test]
+fn repeats_of_a_read_are_answered_as_they_are_asked() {
+    let mut peer = Peer::new();
+    let mr = device_memory(&mut peer, &Strict::default().latest(Duration::from_micros(50)));
+    let (data, remote) = (pattern(1000), peer.remote(mr));
+    peer.context.write(mr, 0, &data).unwrap();
+    let read =
+        |psn, from, len| packet(Opcode::RC_READ_REQUEST, RQ + psn).reth(remote.addr + from, remote.rkey, len);
+    let answers = |peer: &mut Peer, count| -> Vec<(u32, Vec<u8>)> {
+        let told = until(peer, |_, told| told.packets.len() == count);
+        told.packets.iter().map(|packet| (packet.psn() - RQ, packet.payload.clone())).collect()
+    };
+    let whole = [(0, &data[..256]), (1, &data[256..512]), (2, &data[512..600])].map(|(n, b)| (n, b.to_vec()));
+    peer.inject(read(0, 0, 600));
+    assert_eq!(answers(&mut peer, 3), whole);
+    peer.inject(read(3, 600, 256));
+    assert_eq!(answers(&mut peer, 1), [(3, data[600..856].to_vec())]);
+    for asked_before in [256, 512, 600] {
+        // Copies are started for this, and for the READ behind it.
+        peer.inject(read(0, 0, asked_before));
+        peer.inject(read(3, 600, 256));
+        peer.inject(read(0, 0, 600));
+        assert_eq!(answers(&mut peer, 4)[..3], whole, "{asked_before} bytes asked before");
+    }
+    peer.inject(read(0, 0, 600));
+    peer.inject(read(1, 256, 256));
+    assert_eq!(answers(&mut peer, 1), [(1, data[256..512].to_vec())]);
+    peer.forget_allocations();
+}

@@ -67,7 +67,7 @@ impl Queue for CopyQueue {
         let spans: ArrayVec<Span, MAX_PIECES> = from.iter().map(Span::of).collect();
         let transfers = self.transfers(&spans, at);
         let CopyQueue { copies, gathers, cuda, .. } = self;
-        copies.check_room(cuda)?;
+        copies.check_room()?;
         let current = cuda.context.enter()?;
         let result = transfers.into_iter().try_for_each(|Transfer { pointer, staged, len }| {
             // SAFETY: so many bytes of memory that is allocated and of staging, to which nobody has a reference. Both are kept until the copy has
@@ -76,7 +76,7 @@ impl Queue for CopyQueue {
                 (cuda.copy_to_host)(staged, pointer, len, gathers.raw())
             })
         });
-        copies.submitted((cuda, &current, gathers), true, result, spans)
+        copies.submitted((&current, gathers), true, result, spans)
     }
 
     fn scatter(
@@ -89,7 +89,7 @@ impl Queue for CopyQueue {
         let spans: ArrayVec<Span, MAX_PIECES> = to.iter().map(Span::of).collect();
         let transfers = self.transfers(&spans, at);
         let CopyQueue { copies, scatters, cuda, .. } = self;
-        copies.check_room(cuda)?;
+        copies.check_room()?;
         let current = cuda.context.enter()?;
         wait_for_gathers(&current, copies, scatters, after)?;
         let result = transfers.into_iter().try_for_each(|Transfer { pointer, staged, len }| {
@@ -98,7 +98,7 @@ impl Queue for CopyQueue {
                 (cuda.copy_to_device)(pointer, staged, len, scatters.raw())
             })
         });
-        copies.submitted((cuda, &current, scatters), false, result, spans)
+        copies.submitted((&current, scatters), false, result, spans)
     }
 }
 

@@ -63,7 +63,7 @@ impl Reducer for KernelQueue {
     ) -> Result<Ticket, GpuError> {
         let KernelQueue { reductions, stream, kernels, cuda } = self;
         check_elements(&cuda.context.name, what.0, &target, &source)?;
-        reductions.check_room(cuda)?;
+        reductions.check_room()?;
         let spans: ArrayVec<Span, MAX_PIECES> = [target, source].iter().map(Span::of).collect();
         let size = what.0.size() as u64;
         let [mut target, mut source] =
@@ -100,7 +100,7 @@ impl Reducer for KernelQueue {
                 (cuda.launch)(kernel, blocks, 1, 1, BLOCK, 1, 1, 0, raw, arguments.as_mut_ptr(), no_more)
             });
         }
-        reductions.submitted((cuda, &current, stream), false, result, spans)
+        reductions.submitted((&current, stream), false, result, spans)
     }
 }
 

@@ -6,16 +6,13 @@ use arrayvec::ArrayVec;
 
 use super::Cuda;
 use super::context::{Current, Event, Stream};
-use crate::gpu::{Failed, GpuError, MAX_PIECES, Span, Ticket};
-
-/// Copies or reductions that are under way at once.
-const DEPTH: usize = 64;
+use crate::gpu::{Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Span, Ticket};
 
 /// What is under way, oldest first.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     commands: VecDeque<Commands>,
-    /// Events of none. There are `DEPTH` in all.
+    /// Events of none. There are `QUEUE_DEPTH` in all.
     events: Vec<Event>,
     last: Ticket,
 }
@@ -36,8 +33,9 @@ pub(super) struct Commands {
 
 impl UnderWay {
     pub(super) fn new(cuda: &Cuda) -> Result<UnderWay, GpuError> {
-        let events: Result<Vec<Event>, GpuError> = (0..DEPTH).map(|_| Event::new(&cuda.context)).collect();
-        Ok(UnderWay { commands: VecDeque::with_capacity(DEPTH), events: events?, last: Ticket::NONE })
+        let events: Result<Vec<Event>, GpuError> =
+            (0..QUEUE_DEPTH).map(|_| Event::new(&cuda.context)).collect();
+        Ok(UnderWay { commands: VecDeque::with_capacity(QUEUE_DEPTH), events: events?, last: Ticket::NONE })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -50,10 +48,10 @@ impl UnderWay {
     }
 
     /// Whether one more may be submitted.
-    pub(super) fn check_room(&self, cuda: &Cuda) -> Result<(), GpuError> {
+    pub(super) fn check_room(&self) -> Result<(), GpuError> {
         match self.events.is_empty() {
             false => Ok(()),
-            true => Err(GpuError::Full { device: cuda.context.name.clone(), copies: self.commands.len() }),
+            true => Err(GpuError::Full { copies: self.commands.len() }),
         }
     }
 
@@ -63,7 +61,7 @@ impl UnderWay {
     /// As [`check_room`](UnderWay::check_room): ask it before.
     pub(super) fn submitted(
         &mut self,
-        (cuda, current, stream): (&Cuda, &Current<'_>, &Stream),
+        (current, stream): (&Current<'_>, &Stream),
         is_gather: bool,
         result: Result<(), GpuError>,
         spans: ArrayVec<Span, MAX_PIECES>,
@@ -71,7 +69,7 @@ impl UnderWay {
         let Some(event) = self.events.pop() else {
             // Spans must not be given back before.
             stream.end_at_last();
-            return Err(GpuError::Full { device: cuda.context.name.clone(), copies: self.commands.len() });
+            return Err(GpuError::Full { copies: self.commands.len() });
         };
         // SAFETY: an event and a stream of this context.
         let recorded =

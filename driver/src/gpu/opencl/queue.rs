@@ -17,11 +17,8 @@ use super::OpenCl;
 use super::buffer::Buffer;
 use super::object::{Kind, Object};
 use crate::Nanos;
-use crate::gpu::{Failed, GpuError, MAX_PIECES, Queue, Span, Staging, Ticket, Tickets};
+use crate::gpu::{Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Span, Staging, Ticket, Tickets};
 use crate::memory::Piece;
-
-/// Copies that are under way at once.
-const DEPTH: usize = 64;
 
 pub(super) struct CopyQueue {
     opencl: Arc<OpenCl>,
@@ -111,9 +108,9 @@ impl CopyQueue {
             opencl,
             commands,
             staging,
-            copies: VecDeque::with_capacity(DEPTH),
+            copies: VecDeque::with_capacity(QUEUE_DEPTH),
             last: Ticket::NONE,
-            before: Vec::with_capacity(DEPTH * MAX_PIECES),
+            before: Vec::with_capacity(QUEUE_DEPTH * MAX_PIECES),
         })
     }
 
@@ -125,8 +122,8 @@ impl CopyQueue {
         submit: impl Fn(*mut c_void, &Transfer, &[*mut c_void]) -> (&'static str, Result<*mut c_void, i32>),
     ) -> Result<Ticket, GpuError> {
         let CopyQueue { opencl, commands, staging, copies, last, before } = self;
-        if copies.len() == DEPTH {
-            return Err(GpuError::Full { device: opencl.name.clone(), copies: DEPTH });
+        if copies.len() == QUEUE_DEPTH {
+            return Err(GpuError::Full { copies: QUEUE_DEPTH });
         }
         before.clear();
         let waits_for = copies.iter().take_while(|copy| copy.ticket <= after);

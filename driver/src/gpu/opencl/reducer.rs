@@ -14,12 +14,9 @@ use super::buffer::Buffer;
 use super::object::{Kind, Object};
 use super::queue::{UnderWay, done, end};
 use crate::Nanos;
-use crate::gpu::{Failed, GpuError, Reducer, Span, Ticket, Tickets, check_elements};
+use crate::gpu::{Failed, GpuError, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
 use crate::reduction::{DataType, ReduceOp};
-
-/// Reductions that are under way at once.
-const DEPTH: usize = 64;
 
 pub(super) struct KernelQueue {
     opencl: Arc<OpenCl>,
@@ -35,7 +32,7 @@ impl KernelQueue {
         opencl.program()?;
         let commands = opencl.commands_in_order()?;
         let kernels = Vec::with_capacity(DataType::ALL.len() * ReduceOp::ALL.len());
-        let reductions = VecDeque::with_capacity(DEPTH);
+        let reductions = VecDeque::with_capacity(QUEUE_DEPTH);
         Ok(KernelQueue { opencl, commands, kernels, reductions, last: Ticket::NONE })
     }
 
@@ -64,8 +61,8 @@ impl Reducer for KernelQueue {
         source: Piece<'_>,
     ) -> Result<Ticket, GpuError> {
         check_elements(&self.opencl.name, what.0, &target, &source)?;
-        if self.reductions.len() == DEPTH {
-            return Err(GpuError::Full { device: self.opencl.name.clone(), copies: DEPTH });
+        if self.reductions.len() == QUEUE_DEPTH {
+            return Err(GpuError::Full { copies: QUEUE_DEPTH });
         }
         let kernel = self.kernel(what)?;
         let size = what.0.size() as u64;

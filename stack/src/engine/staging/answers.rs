@@ -51,12 +51,12 @@ enum AnswerState {
 }
 
 /// The outcomes of the queue pair, and the packet from which on what was executed is not visible.
-struct Owed<'a> {
+struct OwedAnswers<'a> {
     outcomes: &'a Outcomes,
     invisible: Option<Psn>,
 }
 
-impl Owed<'_> {
+impl OwedAnswers<'_> {
     /// What is owed behind `last` and may be answered, in its order.
     fn behind(&self, last: &Planned) -> impl Iterator<Item = &Outcome> {
         let is_visible = |next: &&Outcome| self.invisible.is_none_or(|psn| next.first_psn.distance(psn) <= 0);
@@ -96,7 +96,7 @@ impl Answers {
         &mut self,
         shared: &mut Shared,
         (qp, pd): (Qp, Pd),
-        (outcome, owed): (&Outcome, &Owed<'_>),
+        (outcome, owed): (&Outcome, &OwedAnswers<'_>),
         (path_mtu, bytes): (PathMtu, u32),
     ) -> AnswerState {
         if self.planned.front().is_none_or(|planned| !planned.is_of(outcome)) {
@@ -123,7 +123,7 @@ impl Answers {
     }
 
     /// Starts copies for what is owed, as far as there is room.
-    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), owed: &Owed<'_>, path_mtu: PathMtu) {
+    fn gather(&mut self, shared: &mut Shared, (qp, pd): (Qp, Pd), owed: &OwedAnswers<'_>, path_mtu: PathMtu) {
         let has_device = |mrs: &MemoryRegions, outcome: &&Outcome| match outcome.answer {
             Answer::Read { va, rkey, length: 1.. } => {
                 let grant = mrs.grant(pd, qp, rkey, Access::REMOTE_READ, va, 1);
@@ -186,13 +186,13 @@ impl QueuePair {
         let Some(outcome) = outcomes.next_owed().copied() else { return FromDevice::Nothing };
         let invisible = staged.requests.invisible().map(|(psn, _)| psn);
         let answers = &mut staged.answers;
-        let (owner, owed) = ((self.handle, self.pd), Owed { outcomes, invisible });
-        let position =
-            match answers.look_for(shared, owner, (&outcome, &owed), (connection.path_mtu, bytes)) {
-                AnswerState::There(position) => position,
-                AnswerState::Coming => return FromDevice::Nothing,
-                AnswerState::Failed => return FromDevice::Failed,
-            };
+        let (owner, owed) = ((self.handle, self.pd), OwedAnswers { outcomes, invisible });
+        let position = match answers.look_for(shared, owner, (&outcome, &owed), (connection.path_mtu, bytes))
+        {
+            AnswerState::There(position) => position,
+            AnswerState::Coming => return FromDevice::Nothing,
+            AnswerState::Failed => return FromDevice::Failed,
+        };
         let bth = Bth::new(opcode, connection.dest_qpn, outcome.next_psn()).in_partition(self.pkey);
         let Some(mut frame) = slot.start(&connection.header, bth, bytes as usize) else {
             return FromDevice::Nothing;

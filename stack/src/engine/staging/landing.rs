@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
-use ferroce_driver::gpu::{MAX_PIECES, Ticket};
+use ferroce_driver::gpu::{GpuError, MAX_PIECES, Ticket};
 use ferroce_driver::{Held, Nanos, Piece};
 use ferroce_wire::Psn;
 
-use super::{Purpose, StagingPool};
+use super::{Purpose, StagingPool, Target};
 use crate::engine::mr::MemoryRegions;
 use crate::engine::shared::Shared;
 use crate::verbs::{Cq, Qp, WcStatus, WorkCompletion};
@@ -34,7 +34,6 @@ struct LandingBatch {
     chunk: u16,
     copier: u8,
     filled: usize,
-    pieces: ArrayVec<Target, MAX_PIECES>,
     state: BatchState,
     /// The packet that its first bytes came with, and the messages complete before.
     first: (Psn, u32),
@@ -42,15 +41,6 @@ struct LandingBatch {
     poll: u64,
     /// Something waits for it.
     is_wanted: bool,
-}
-
-/// Where bytes are to go.
-struct Target {
-    region: u32,
-    offset: u64,
-    len: usize,
-    /// The region stays until then.
-    _held: Held,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,13 +76,15 @@ pub(crate) struct DevicePlace {
 }
 
 impl Landing {
-    pub(crate) fn new(purpose: Purpose) -> Landing {
+    /// With room for what a queue of `depth` requests can bring.
+    pub(crate) fn new(purpose: Purpose, pool: &StagingPool, depth: u32) -> Landing {
+        let reads = if purpose == Purpose::Responses { pool.limit() } else { 0 };
         Landing {
             purpose,
-            batches: VecDeque::with_capacity(4),
-            reserved: Vec::new(),
-            parts: VecDeque::new(),
-            completions: VecDeque::with_capacity(16),
+            batches: VecDeque::with_capacity(pool.limit()),
+            reserved: Vec::with_capacity(reads),
+            parts: VecDeque::with_capacity(reads),
+            completions: VecDeque::with_capacity(depth as usize),
             asked: false,
             acknowledged: Psn::default(),
         }
@@ -129,8 +121,7 @@ impl Landing {
     ) -> Result<(), NoRoom> {
         let Shared { staging, mrs, poll, now, .. } = shared;
         let Some(held) = mrs.hold(place.region, place.offset, data.len()) else { return Ok(()) };
-        let chunk_bytes = staging.chunk_bytes();
-        let fits = |batch: &LandingBatch| batch.has_room(&place, data.len(), chunk_bytes);
+        let fits = |batch: &LandingBatch| batch.has_room(staging, &place, data.len());
         if !self.batches.back().is_some_and(fits) {
             // Taken before anything changes.
             let chunk = match self.reserved.pop() {
@@ -152,7 +143,6 @@ impl Landing {
                 chunk,
                 copier: place.copier,
                 filled: 0,
-                pieces: ArrayVec::new(),
                 state: BatchState::Open,
                 first,
                 poll: *poll,
@@ -164,7 +154,7 @@ impl Landing {
             staging.write(batch.chunk, batch.filled, data);
             batch.filled += data.len();
             batch.poll = *poll;
-            batch.push(place, data.len(), held);
+            staging.push_target(batch.chunk, &place, data.len(), held);
         }
         Ok(())
     }
@@ -259,11 +249,11 @@ impl Landing {
             let after = self
                 .batches
                 .range(..index)
-                .filter(|earlier| earlier.overlaps(batch))
+                .filter(|earlier| earlier.overlaps(staging, batch))
                 .filter_map(LandingBatch::ticket)
                 .max();
-            let pieces: ArrayVec<Piece<'_>, MAX_PIECES> = batch
-                .pieces
+            let pieces: ArrayVec<Piece<'_>, MAX_PIECES> = staging
+                .targets(batch.chunk)
                 .iter()
                 .filter_map(|target| mrs.device_piece(target.region, target.offset, target.len))
                 .collect();
@@ -273,7 +263,7 @@ impl Landing {
             let batch = &mut self.batches[index];
             match copy {
                 Ok(ticket) => batch.state = BatchState::Copying(ticket),
-                Err(ferroce_driver::gpu::GpuError::Full { .. }) => return true,
+                Err(GpuError::Full { .. }) => return true,
                 Err(error) => {
                     tracing::warn!("{error}");
                     batch.state = BatchState::Failed;
@@ -346,39 +336,25 @@ impl Landing {
 }
 
 impl LandingBatch {
-    fn has_room(&self, place: &DevicePlace, len: usize, chunk_bytes: usize) -> bool {
-        let is_next =
-            |last: &Target| last.region == place.region && last.offset + last.len as u64 == place.offset;
-        let has_place = !self.pieces.is_full() || self.pieces.last().is_some_and(is_next);
+    fn has_room(&self, pool: &StagingPool, place: &DevicePlace, len: usize) -> bool {
+        let targets = pool.targets(self.chunk);
+        let has_place = !targets.is_full() || targets.last().is_some_and(|last| last.ends_at(place));
         self.state == BatchState::Open
             && self.copier == place.copier
             && has_place
-            && chunk_bytes - self.filled >= len
-            && !self.pieces.iter().any(|target| target.overlaps(place.region, place.offset, len))
-    }
-
-    fn push(&mut self, place: DevicePlace, len: usize, held: Held) {
-        let DevicePlace { region, offset, .. } = place;
-        match self.pieces.last_mut() {
-            Some(last) if last.region == region && last.offset + last.len as u64 == offset => last.len += len,
-            _ => self.pieces.push(Target { region, offset, len, _held: held }),
-        }
+            && pool.chunk_bytes() - self.filled >= len
+            && !targets.iter().any(|target| target.overlaps(place.region, place.offset, len))
     }
 
     /// Whether both write somewhere.
-    fn overlaps(&self, other: &LandingBatch) -> bool {
-        let meets = |target: &Target| other.pieces.iter().any(|o| target.overlaps(o.region, o.offset, o.len));
-        self.copier == other.copier && self.pieces.iter().any(meets)
+    fn overlaps(&self, pool: &StagingPool, other: &LandingBatch) -> bool {
+        let others = pool.targets(other.chunk);
+        let meets = |target: &Target| others.iter().any(|o| target.overlaps(o.region, o.offset, o.len));
+        self.copier == other.copier && pool.targets(self.chunk).iter().any(meets)
     }
 
     fn ticket(&self) -> Option<Ticket> {
         if let BatchState::Copying(ticket) = self.state { Some(ticket) } else { None }
-    }
-}
-
-impl Target {
-    fn overlaps(&self, region: u32, offset: u64, len: usize) -> bool {
-        self.region == region && self.offset < offset + len as u64 && offset < self.offset + self.len as u64
     }
 }
 

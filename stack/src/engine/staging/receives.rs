@@ -34,8 +34,8 @@ impl QueuePair {
             self.staged = Some(Box::new(Staged {
                 sends: Sends::new(pool, self.sq.depth(), self.sq.head()),
                 answers: Answers::new(pool),
-                requests: Landing::new(Purpose::Requests),
-                responses: Landing::new(Purpose::Responses),
+                requests: Landing::new(Purpose::Requests, pool, self.rq.depth()),
+                responses: Landing::new(Purpose::Responses, pool, self.sq.depth()),
                 awaits_room: false,
                 is_starved: false,
             }));

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use ferroce_driver::gpu::GpuError;
+use ferroce_driver::gpu::{GpuError, QUEUE_DEPTH};
 use ferroce_driver::{Nanos, Piece, Span};
 
 use super::{Purpose, StagingPool};
@@ -57,7 +57,7 @@ impl Stream {
             chunks: VecDeque::with_capacity(share),
             base: 0,
             end: 0,
-            copies: VecDeque::with_capacity(share),
+            copies: VecDeque::with_capacity(2 * QUEUE_DEPTH + 1),
             ready: 0,
             failed: None,
         }
@@ -148,6 +148,7 @@ impl Stream {
         self.end += bytes as u64;
         match copy {
             None if self.copies.is_empty() => self.ready = self.end,
+            None if let Some(last) = self.copies.back_mut().filter(|last| last.ended) => last.end = self.end,
             None => self.copies.push_back(Copying { number: 0, end: self.end, ended: true }),
             Some(number) => self.copies.push_back(Copying { number, end: self.end, ended: false }),
         }
