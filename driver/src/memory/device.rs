@@ -61,6 +61,11 @@ impl Memory {
         self.by_device(offset, to.len(), |block| block.read(offset, to))
     }
 
+    /// A share in the memory: until it is dropped, the memory [is pinned](Memory::is_pinned).
+    pub fn hold(&self) -> Held {
+        Held(Arc::clone(&self.block))
+    }
+
     /// Writes what the CPU does not reach, by the device.
     #[cold]
     pub(super) fn write_by_device(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
@@ -106,23 +111,23 @@ impl<'a> Piece<'a> {
     /// A share in the memory, for as long as a copy of it is under way: until it is dropped, the memory
     /// [is pinned](Memory::is_pinned).
     pub fn hold(&self) -> Held {
-        Held(Arc::clone(&self.memory.block))
+        self.memory.hold()
     }
 }
 
-/// A share in the memory of a GPU.
+/// A share in memory: [`Memory::hold`].
 #[derive(Clone, Debug)]
 pub struct Held(Arc<Handle>);
 
 impl Held {
-    /// What is kept.
+    /// What is kept of a GPU's memory.
     ///
     /// # Panics
-    /// Never: pieces are of devices' memory alone.
+    /// If it is the host's.
     pub fn block(&self) -> &dyn Block {
         match &self.0.block {
             super::Block::Device(block) => &**block,
-            _ => unreachable!("a piece is of a device's memory"),
+            _ => panic!("memory of the host has no block of a device"),
         }
     }
 }

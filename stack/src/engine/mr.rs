@@ -2,14 +2,14 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 use ferroce_driver::gpu::MAX_PIECES;
-use ferroce_driver::{Memory, MemoryError, MemoryKind, Payload, Piece, Span};
+use ferroce_driver::{Held, Memory, MemoryError, MemoryKind, Payload, Piece, Span};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
 use crate::engine::key_table::KeyTable;
 use crate::engine::mw::MemoryWindow;
 use crate::engine::slab::Slab;
-use crate::engine::staging::landing::DevicePlace;
+use crate::engine::staging::landing::LandingPlace;
 use crate::verbs::{Access, Config, Error, Feature, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
 
 pub(crate) struct MemoryRegion {
@@ -138,6 +138,8 @@ impl MemoryRegions {
             return Err(busy(mr, users));
         }
         if region.memory.is_pinned() {
+            // Or peers could put it off for ever.
+            region.revoked = true;
             return Err(busy(mr, region.still_used()));
         }
         match self.slab.remove(mr.0) {
@@ -300,10 +302,10 @@ impl MemoryRegions {
         Some(Source::Device(region.copier?, [piece].into_iter().collect()))
     }
 
-    /// Where the bytes of a grant are, if that is memory of a device.
-    pub(crate) fn place_of(&self, grant: Granted) -> Option<DevicePlace> {
-        let copier = self.slab.at(grant.index)?.copier?;
-        Some(DevicePlace { region: grant.index, copier, offset: grant.start })
+    /// Where the bytes of a grant are.
+    pub(crate) fn place_of(&self, grant: Granted) -> Option<LandingPlace> {
+        let copier = self.slab.at(grant.index)?.copier;
+        Some(LandingPlace { region: grant.index, copier, offset: grant.start })
     }
 
     /// Whether some of the pieces are memory of a device.
@@ -312,9 +314,34 @@ impl MemoryRegions {
     }
 
     /// Where a byte of a region is, if that is memory of a device.
-    pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<DevicePlace> {
-        let copier = self.slab.get(mr.0)?.copier?;
-        Some(DevicePlace { region: mr.0.index, copier, offset })
+    pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<LandingPlace> {
+        let copier = Some(self.slab.get(mr.0)?.copier?);
+        Some(LandingPlace { region: mr.0.index, copier, offset })
+    }
+
+    /// A share in the memory of a region.
+    pub(crate) fn hold(&self, region: u32) -> Option<Held> {
+        Some(self.slab.at(region)?.memory.hold())
+    }
+
+    /// Writes to memory of the host.
+    pub(crate) fn write_at(&mut self, region: u32, offset: u64, bytes: &[u8]) {
+        let written =
+            self.slab.at_mut(region).is_some_and(|region| region.memory.write_by_cpu(offset, bytes));
+        debug_assert!(written, "held since it was granted");
+    }
+
+    /// The index of the region that a key names, or whose window it does.
+    pub(crate) fn region_of(&self, rkey: RKey) -> Option<u32> {
+        match self.keys.get(rkey.value())? {
+            Named::Region(index) => Some(index),
+            Named::Window(index) => self.region_of_window(index),
+        }
+    }
+
+    /// Whether something is still on its way to or from the memory of a device.
+    pub(crate) fn is_copied(&mut self, region: u32) -> bool {
+        self.slab.at_mut(region).is_some_and(|region| region.copier.is_some() && region.memory.is_pinned())
     }
 
     /// Bytes of a region of a device.

@@ -78,6 +78,11 @@ impl MemoryRegions {
         Ok(remote)
     }
 
+    /// The index of the region of a window that is bound.
+    pub(crate) fn region_of_window(&self, index: u32) -> Option<u32> {
+        Some(self.windows.at(index)?.binding.as_ref()?.region)
+    }
+
     /// What can be said of a bind before its turn comes.
     pub(crate) fn check_bind(&self, bind: &MwBind) -> Result<(), Error> {
         let MwBind { mw, mr, length, access, .. } = *bind;

@@ -282,6 +282,14 @@ impl Outcomes {
         })
     }
 
+    /// Forgets those of requests from `psn` on.
+    pub(crate) fn forget_from(&mut self, psn: Psn) {
+        let is_before = |outcome: &Outcome| outcome.first_psn.distance(psn) < 0;
+        self.ring.retain(is_before);
+        self.repairs.retain(|repair| is_before(&repair.outcome));
+        self.paid = self.paid.min(self.ring.len());
+    }
+
     pub(crate) fn clear(&mut self) {
         self.ring.clear();
         self.paid = 0;

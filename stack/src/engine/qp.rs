@@ -368,7 +368,7 @@ impl QueuePair {
         }
         self.flush(shared);
         if self.srq.is_some() && !failed_before {
-            shared.raise(Event::QpLastWqeReached(self.handle));
+            self.end_receives(shared);
         }
     }
 
@@ -458,6 +458,8 @@ impl QueuePair {
                 ..self.completion(ended.wr_id, status, ended.opcode)
             };
             self.push(shared, self.send_cq, wc, false);
+        } else if self.staged.is_some() {
+            self.defer_unsignaled(self.completion(ended.wr_id, status, ended.opcode));
         }
     }
 

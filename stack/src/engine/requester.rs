@@ -294,12 +294,13 @@ impl QueuePair {
     /// A local operation, which is the oldest in the queue.
     #[inline(never)]
     fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
-        let Shared { mrs, rng, .. } = shared;
         let failure = match op {
-            SendOp::LocalInvalidate(rkey) => {
-                mrs.invalidate(self.pd, self.handle, rkey, Access::NONE).err().map(|_| WcStatus::LocProtErr)
-            }
+            SendOp::LocalInvalidate(rkey) => match self.invalidate(shared, rkey) {
+                Some(invalidated) => invalidated.err().map(|_| WcStatus::LocProtErr),
+                None => return,
+            },
             SendOp::BindMw { mw, mr, offset, length, access } => {
+                let Shared { mrs, rng, .. } = &mut *shared;
                 let bind = MwBind { mw, mr, offset, length, access };
                 mrs.bind(rng, self.pd, self.handle, &bind).err().map(|_| WcStatus::MwBindErr)
             }

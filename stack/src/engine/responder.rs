@@ -167,10 +167,15 @@ impl Responder {
         self.msn
     }
 
-    /// What was executed from `psn` on can't be made visible: the messages before are complete, and nothing else is owed.
-    pub(crate) fn go_back_to(&mut self, psn: Psn, msn: u32) {
-        self.silence();
+    /// What was executed from `psn` on can't be made visible: the messages before are complete, and what they are owed is owed
+    /// still. Returns whether anything was to be told of what is behind them.
+    pub(crate) fn go_back_to(&mut self, psn: Psn, msn: u32) -> bool {
+        let tells = self.ack.is_owed() || self.nak_owed.is_some() || self.outcomes.maybe_owe();
+        self.ack.forget();
+        self.nak_owed = None;
+        self.outcomes.forget_from(psn);
         (self.expected, self.msn) = (psn, msn);
+        tells
     }
 
     pub(crate) fn expected_psn(&self) -> Psn {
@@ -395,7 +400,8 @@ impl QueuePair {
         if total > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| RequestRefusal::Access)?;
-            if !shared.mrs.write(grant, packet.payload) {
+            // What lies in memory of the host may say that what came before is there.
+            if self.is_landing() || !shared.mrs.write(grant, packet.payload) {
                 self.land_write(shared, grant, packet.payload, is_last)?;
             }
         }

@@ -342,12 +342,10 @@ impl QueuePair {
     /// Writes the oldest request that is to be sent again.
     #[inline(never)]
     pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
-        let (una, sent) = (self.requester.una(), self.requester.sent());
-        let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
-        let number = self.find_sent(psn)?;
+        let (number, packet) = self.next_lost()?;
         let scoreboard = &self.selective.as_ref()?.scoreboard;
         let wqe = *self.sq.wqe(number);
-        let packet = psn.distance(wqe.first_psn) as u32;
+        let psn = wqe.first_psn + packet;
         let mut count = 1;
         if let SendOp::Read(_) = wqe.op {
             count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
@@ -368,6 +366,14 @@ impl QueuePair {
         }
         self.ensure_ack_timer(shared);
         Some(length)
+    }
+
+    /// The first packet that is lost: its work request, and its number there.
+    pub(crate) fn next_lost(&mut self) -> Option<(u32, u32)> {
+        let (una, sent) = (self.requester.una(), self.requester.sent());
+        let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
+        let number = self.find_sent(psn)?;
+        Some((number, psn.distance(self.sq.wqe(number).first_psn) as u32))
     }
 
     /// The work request that `psn`, which was sent, belongs to.

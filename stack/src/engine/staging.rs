@@ -17,8 +17,9 @@ use arrayvec::ArrayVec;
 use ferroce_driver::gpu::{Device, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Staging, Ticket};
 use ferroce_driver::{Held, Memory, Nanos, Piece, Span};
 
+use crate::engine::mr::MemoryRegions;
 use crate::verbs::{Config, Qp};
-use landing::DevicePlace;
+use landing::LandingPlace;
 
 /// What a chunk is for. Those of sends, and those that wait for responses, are this end's own: they stay until the peer has
 /// acknowledged or answered, for which it may need others.
@@ -102,7 +103,7 @@ pub(crate) struct Target {
 
 impl Target {
     /// Whether what goes there goes behind it.
-    pub(crate) fn ends_at(&self, place: &DevicePlace) -> bool {
+    pub(crate) fn ends_at(&self, place: &LandingPlace) -> bool {
         self.region == place.region && self.offset + self.len as u64 == place.offset
     }
 
@@ -136,6 +137,8 @@ struct Copier {
 
 struct Lane {
     queue: Box<dyn Queue>,
+    /// Copies up to it may be of a queue pair that is gone: what lands where they do comes after them.
+    abandoned: Ticket,
     /// Those that are not known to have ended, by their tickets.
     flights: VecDeque<CopyUnderWay>,
     /// All up to it have ended, and one behind it has failed.
@@ -206,7 +209,13 @@ impl StagingPool {
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = || -> Result<Lane, GpuError> {
             let flights = VecDeque::with_capacity(QUEUE_DEPTH);
-            Ok(Lane { queue: device.queue(memory)?, flights, ended: Ticket::NONE, failed: None })
+            Ok(Lane {
+                queue: device.queue(memory)?,
+                abandoned: Ticket::NONE,
+                flights,
+                ended: Ticket::NONE,
+                failed: None,
+            })
         };
         let copier = Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? };
         self.copiers.push(copier);
@@ -229,7 +238,7 @@ impl StagingPool {
     }
 
     /// Notes that the next bytes of a chunk are to go there.
-    pub(crate) fn push_target(&mut self, chunk: u16, place: &DevicePlace, len: usize, held: Held) {
+    pub(crate) fn push_target(&mut self, chunk: u16, place: &LandingPlace, len: usize, held: Held) {
         let targets = &mut self.targets[usize::from(chunk)];
         match targets.last_mut() {
             Some(last) if last.ends_at(place) => last.len += len,
@@ -415,13 +424,34 @@ impl StagingPool {
         let Some(copier) = self.copiers.get_mut(usize::from(copier)) else {
             unreachable!("a region of a device has its copier")
         };
-        let Lane { queue, flights, .. } = &mut copier.scatters;
-        let ticket = queue.scatter(now, start, pieces, after)?;
+        let Lane { queue, flights, abandoned, .. } = &mut copier.scatters;
+        let ticket = queue.scatter(now, start, pieces, after.max(*abandoned))?;
         self.started.scatters += 1;
         self.started.bytes += bytes_of(pieces);
         flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
         self.chunks[usize::from(chunk)].copies += 1;
         Ok(ticket)
+    }
+
+    /// Nobody waits any more for this copy to a device, which goes on.
+    pub(crate) fn abandon(&mut self, copier: u8, ticket: Ticket) {
+        if let Some(Copier { scatters, .. }) = self.copiers.get_mut(usize::from(copier)) {
+            scatters.abandoned = scatters.abandoned.max(ticket);
+        }
+    }
+
+    /// The first bytes of a chunk, so many of them, to memory of the host.
+    pub(crate) fn carry_out(&self, chunk: u16, mrs: &mut MemoryRegions) {
+        let mut bytes = [0; 1024];
+        let mut at = 0;
+        for target in self.targets(chunk) {
+            for done in (0..target.len).step_by(bytes.len()) {
+                let part = &mut bytes[..(target.len - done).min(1024)];
+                self.span(chunk, at + done, part.len()).copy_to(part);
+                mrs.write_at(target.region, target.offset + done as u64, part);
+            }
+            at += target.len;
+        }
     }
 
     /// The copies that were started, ever.

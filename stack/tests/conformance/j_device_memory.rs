@@ -8,7 +8,7 @@ use ferroce::wire::{Opcode, Syndrome};
 use ferroce::{Access, Mr, QpState, ReceiveWorkRequest, SendOp, Sge, WcStatus, WorkCompletion};
 
 use crate::packet::{Got, ack, packet, read_response};
-use crate::peer::{Peer, REMOTE, RQ, SQ, pattern, sge};
+use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
 
 /// Memory of a device whose copies all end at once or late, as this says.
 fn device_memory(peer: &mut Peer, strict: &Strict) -> Mr {
@@ -217,5 +217,29 @@ fn repeats_of_a_read_are_answered_as_they_are_asked() {
     peer.inject(read(0, 0, 600));
     peer.inject(read(1, 256, 256));
     assert_eq!(answers(&mut peer, 1), [(1, data[256..512].to_vec())]);
+    peer.forget_allocations();
+}
+
+/// Peers that ask for much, and for less again before they have it, leave no chunk behind.
+#[test]
+fn what_was_gathered_for_an_answer_is_given_back() {
+    let setup = Setup { config: |config| config.staging_chunks(4), ..Setup::default() };
+    let mut peer = Peer::with(setup);
+    let other = peer.another_qp(&setup);
+    let other = peer.context.query_qp(other).unwrap().qpn;
+    let memory =
+        Strict::default().latest(Duration::from_millis(1)).open().unwrap().allocate(1 << 17).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let mr = peer.context.register(peer.pd, memory, access).unwrap();
+    let remote = peer.remote(mr);
+    let read = |len| packet(Opcode::RC_READ_REQUEST, RQ).reth(remote.addr, remote.rkey, len);
+    peer.inject_all([read(1 << 17), read(1 << 17).dest_qpn(other)]);
+    peer.poll();
+    peer.inject_all([read(256), read(256).dest_qpn(other)]);
+    until(&mut peer, |_, told| told.packets.len() == 2);
+    let write = packet(Opcode::RC_WRITE_ONLY, RQ + 512).payload(&[1; 64]);
+    peer.inject(write.reth(remote.addr, remote.rkey, 64).ack_req());
+    let told = until(&mut peer, |_, told| !told.packets.is_empty());
+    assert_eq!(told.packets[0].opcode, Opcode::RC_ACKNOWLEDGE, "{}", told.packets[0]);
     peer.forget_allocations();
 }

@@ -6,6 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 mod faults;
+mod lives;
 mod opencl;
+mod order;
 mod plain;
+mod shortage;
 mod world;

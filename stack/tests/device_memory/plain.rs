@@ -8,17 +8,13 @@ use ferroce::*;
 use ferroce_driver_test_support::random::Random;
 use ferroce_test_support::pair::Setup;
 
-use super::world::World;
+use super::world::{World, sge};
 
 /// Below, at and above a packet and a chunk.
 const SIZES: [usize; 9] = [1, 8, 100, 1024, 1025, 65_535, 65_536, 70_000, 200_001];
 
 fn late() -> Strict {
     Strict::default().latest(Duration::from_micros(500))
-}
-
-fn sge(mr: Mr, offset: u64, length: usize) -> Sge {
-    Sge { mr, offset, length: length as u32 }
 }
 
 #[test]

@@ -30,6 +30,10 @@ pub(crate) fn rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
 }
 
+pub(crate) fn sge(mr: Mr, offset: u64, length: usize) -> Sge {
+    Sge { mr, offset, length: length as u32 }
+}
+
 impl World {
     pub(crate) fn new(seed: u64, link: LinkConfig, setup: Setup, strict: &Strict, bytes: usize) -> World {
         let mut pair = Pair::new(seed, link, setup);
@@ -68,6 +72,21 @@ impl World {
         self.pair.ends[end].context.post_send(qp, &wr).unwrap();
     }
 
+    /// As [`post`](World::post), on one of several queue pairs.
+    pub(crate) fn post_on(
+        &mut self,
+        end: usize,
+        qp: usize,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        flags: SendFlags,
+    ) {
+        let wr = SendWorkRequest { wr_id, op, data: Data::Sges(sges), flags };
+        let End { context, qps, .. } = &mut self.pair.ends[end];
+        context.post_send(qps[qp], &wr).unwrap();
+    }
+
     pub(crate) fn post_recv(&mut self, end: usize, wr_id: u64, sges: &[Sge]) {
         let qp = self.pair.ends[end].qp;
         self.pair.ends[end].context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges }).unwrap();
@@ -98,6 +117,13 @@ impl World {
                 self.counted()
             );
         }
+    }
+
+    /// All completions of an end within this time.
+    pub(crate) fn completions_within(&mut self, end: usize, time: Duration) -> Vec<WorkCompletion> {
+        let limit = self.pair.now + time;
+        while self.step() && self.pair.now < limit {}
+        self.completions[end].drain(..).collect()
     }
 
     /// What both ends have counted.

@@ -46,6 +46,9 @@ impl QueuePair {
         let grant =
             shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
         let grant = grant.map_err(|_| RequestRefusal::Access)?;
+        if self.is_landing() {
+            return Err(self.await_landing());
+        }
         let is_swap = packet.opcode.operation() == Operation::CompareSwap;
         let change = |memory: &mut Memory, at| match is_swap {
             true => memory.compare_swap(at, atomic.compare(), atomic.swap_or_add()),
@@ -101,6 +104,9 @@ impl QueuePair {
         let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
         let grant = grant.map_err(|_| RequestRefusal::Access)?;
         let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(RequestRefusal::Invalid) };
+        if self.is_landing() {
+            return Err(self.await_landing());
+        }
         let store = |memory: &mut Memory, at| memory.store_u64(at, u64::from_ne_bytes(word)).map(|()| 0);
         shared.mrs.change_word(grant, store).ok_or(RequestRefusal::Invalid)?;
         shared.count(Counter::RxAtomicWriteRequests);

@@ -105,6 +105,9 @@ impl QueuePair {
             return None;
         }
         ack.pay(now, expected);
+        if let Some(staged) = &mut self.staged {
+            staged.requests.acknowledged = expected;
+        }
         if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
             return Some(length);
         }
@@ -145,7 +148,12 @@ impl QueuePair {
     /// Writes the next packet of the oldest outcome that is owed.
     fn write_outcome(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Wrote {
         let Some(connection) = &self.connection else { return Wrote::Nothing };
-        let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
+        let Some(outcome) = self.responder.outcomes.next_owed() else {
+            if self.staged.is_some() {
+                self.settle_answers(shared);
+            }
+            return Wrote::Nothing;
+        };
         let psn = outcome.next_psn();
         if let Some(staged) = &mut self.staged
             && staged.requests.hides(outcome.first_psn)

@@ -169,6 +169,14 @@ impl Answers {
 }
 
 impl QueuePair {
+    /// Nothing is owed: what was gathered for it is not needed.
+    #[cold]
+    pub(crate) fn settle_answers(&mut self, shared: &mut Shared) {
+        if let Some(staged) = &mut self.staged {
+            staged.answers.give_up(&mut shared.staging);
+        }
+    }
+
     /// Writes the next packet of the oldest outcome that is owed, which reads memory of a device.
     #[cold]
     #[inline(never)]

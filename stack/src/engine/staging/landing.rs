@@ -4,11 +4,10 @@ use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
 use ferroce_driver::gpu::{GpuError, MAX_PIECES, Ticket};
-use ferroce_driver::{Held, Nanos, Piece};
+use ferroce_driver::{Nanos, Piece};
 use ferroce_wire::Psn;
 
 use super::{Purpose, StagingPool, Target};
-use crate::engine::mr::MemoryRegions;
 use crate::engine::shared::Shared;
 use crate::verbs::{Cq, Qp, WcStatus, WorkCompletion};
 
@@ -32,7 +31,8 @@ pub(crate) struct Landing {
 struct LandingBatch {
     number: u64,
     chunk: u16,
-    copier: u8,
+    /// `None` for memory of the host, which is written behind all that came before.
+    copier: Option<u8>,
     filled: usize,
     state: BatchState,
     /// The packet that its first bytes came with, and the messages complete before.
@@ -61,17 +61,19 @@ struct CompletionBehind {
     cq: Cq,
     completion: WorkCompletion,
     solicited: bool,
+    /// It is told even if it is a success.
+    is_told: bool,
 }
 
 /// There is no chunk for what has come.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
 
-/// Where bytes go: a region of a device, what copies for it, and the offset there.
+/// Where bytes go: a region, what copies for it if it is a device's, and the offset there.
 #[derive(Clone, Copy)]
-pub(crate) struct DevicePlace {
+pub(crate) struct LandingPlace {
     pub(crate) region: u32,
-    pub(crate) copier: u8,
+    pub(crate) copier: Option<u8>,
     pub(crate) offset: u64,
 }
 
@@ -115,14 +117,16 @@ impl Landing {
         &mut self,
         shared: &mut Shared,
         qp: Qp,
-        place: DevicePlace,
+        place: LandingPlace,
         data: &[u8],
         first: (Psn, u32),
     ) -> Result<(), NoRoom> {
         let Shared { staging, mrs, poll, now, .. } = shared;
-        let Some(held) = mrs.hold(place.region, place.offset, data.len()) else { return Ok(()) };
-        let fits = |batch: &LandingBatch| batch.has_room(staging, &place, data.len());
-        if !self.batches.back().is_some_and(fits) {
+        let Some(held) = mrs.hold(place.region) else { return Ok(()) };
+        let newest = self.newest_for(place);
+        let fits = |index: &usize| self.batches[*index].has_room(staging, &place, data.len());
+        let joined = newest.filter(fits);
+        if joined.is_none() {
             // Taken before anything changes.
             let chunk = match self.reserved.pop() {
                 Some(chunk) => {
@@ -132,10 +136,13 @@ impl Landing {
                 }
                 None => staging.take(*now, qp, self.purpose).ok_or(NoRoom)?,
             };
-            match self.batches.back_mut() {
-                Some(last) if last.state == BatchState::Open => last.state = BatchState::Closed,
-                Some(_) => {}
-                None => self.acknowledged = first.0,
+            if self.batches.is_empty() {
+                self.acknowledged = first.0;
+            }
+            if let Some(full) = newest.and_then(|index| self.batches.get_mut(index))
+                && full.state == BatchState::Open
+            {
+                full.state = BatchState::Closed;
             }
             let number = staging.number();
             self.batches.push_back(LandingBatch {
@@ -150,13 +157,22 @@ impl Landing {
             });
             staging.note_open(qp);
         }
-        if let Some(batch) = self.batches.back_mut() {
+        let index = joined.unwrap_or(self.batches.len() - 1);
+        if let Some(batch) = self.batches.get_mut(index) {
             staging.write(batch.chunk, batch.filled, data);
             batch.filled += data.len();
             batch.poll = *poll;
             staging.push_target(batch.chunk, &place, data.len(), held);
         }
         Ok(())
+    }
+
+    /// The newest batch that moves bytes as these are, for the same device; what is the host's is written behind all else.
+    fn newest_for(&self, place: LandingPlace) -> Option<usize> {
+        match place.copier {
+            None => self.batches.len().checked_sub(1),
+            copier => self.batches.iter().rposition(|batch| batch.copier == copier),
+        }
     }
 
     /// Room for the responses to a READ, of which `packets` from `psn` on are to be asked for: so many of them may be. `None` if
@@ -214,24 +230,45 @@ impl Landing {
         }
     }
 
+    /// Gives back the room of what READs have asked for: what comes of it may find none, and is asked for again. Returns whether
+    /// there was any.
+    pub(crate) fn yield_parts(&mut self, pool: &mut StagingPool) -> bool {
+        let held_any = !self.reserved.is_empty();
+        // What they are stays: the peer knows these READs.
+        self.parts.iter_mut().for_each(|(_, chunks)| *chunks = 0);
+        self.reserved.drain(..).for_each(|chunk| pool.release(chunk));
+        held_any
+    }
+
     /// Nothing that READs have asked for will come any more.
-    fn give_up_parts(&mut self, pool: &mut StagingPool) {
+    pub(crate) fn give_up_parts(&mut self, pool: &mut StagingPool) {
         self.parts.clear();
         self.reserved.drain(..).for_each(|chunk| pool.release(chunk));
     }
 
-    /// A completion waits for all that has come; `Err` if there is nothing to wait for.
-    pub(crate) fn defer(&mut self, cq: Cq, completion: WorkCompletion, solicited: bool) -> Result<(), ()> {
-        let last = self.batches.back_mut().ok_or(())?;
-        last.is_wanted = true;
-        self.completions.push_back(CompletionBehind { number: last.number, cq, completion, solicited });
-        Ok(())
+    /// A completion waits for all that has come, and is told then, if it `is_told` or has failed. Returns whether there is
+    /// something to wait for.
+    pub(crate) fn defer(
+        &mut self,
+        cq: Cq,
+        completion: WorkCompletion,
+        (solicited, is_told): (bool, bool),
+    ) -> bool {
+        let Some(number) = self.batches.back().map(|last| last.number) else { return false };
+        self.want();
+        self.completions.push_back(CompletionBehind { number, cq, completion, solicited, is_told });
+        true
+    }
+
+    /// Whether completions wait.
+    pub(crate) fn keeps_completions(&self) -> bool {
+        !self.completions.is_empty()
     }
 
     /// A message has ended, or an answer waits: what has come is wanted now.
     pub(crate) fn want(&mut self) {
-        if let Some(last) = self.batches.back_mut() {
-            last.is_wanted = true;
+        for batch in self.batches.iter_mut().rev().take_while(|batch| !batch.is_wanted) {
+            batch.is_wanted = true;
         }
     }
 
@@ -241,6 +278,8 @@ impl Landing {
         let Shared { staging, mrs, now, poll, .. } = shared;
         for index in 0..self.batches.len() {
             let batch = &self.batches[index];
+            // What is the host's is written in its turn.
+            let Some(copier) = batch.copier else { continue };
             match batch.state {
                 BatchState::Open if !batch.is_wanted && batch.poll == *poll => return true,
                 BatchState::Open | BatchState::Closed => {}
@@ -258,8 +297,7 @@ impl Landing {
                 .filter_map(|target| mrs.device_piece(target.region, target.offset, target.len))
                 .collect();
             let (place, owner) = ((batch.chunk, batch.number), (qp, self.purpose));
-            let copy =
-                staging.scatter(*now, (batch.copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
+            let copy = staging.scatter(*now, (copier, &pieces), place, owner, after.unwrap_or(Ticket::NONE));
             let batch = &mut self.batches[index];
             match copy {
                 Ok(ticket) => batch.state = BatchState::Copying(ticket),
@@ -281,7 +319,11 @@ impl Landing {
     }
 
     /// Takes out the oldest batch that is there. `None` if there is none.
-    pub(crate) fn pop_ended(&mut self, pool: &mut StagingPool) -> Option<()> {
+    pub(crate) fn pop_ended(&mut self, Shared { staging: pool, mrs, .. }: &mut Shared) -> Option<()> {
+        if let Some(batch) = self.batches.front_mut().filter(|batch| batch.copier.is_none()) {
+            pool.carry_out(batch.chunk, mrs);
+            batch.state = BatchState::Ended;
+        }
         let batch = self.batches.front().filter(|batch| batch.state == BatchState::Ended)?;
         pool.release(batch.chunk);
         self.batches.pop_front().map(drop)
@@ -295,9 +337,13 @@ impl Landing {
     /// Takes out the next completion that waits for nothing any more.
     pub(crate) fn pop_completion(&mut self) -> Option<(Cq, WorkCompletion, bool)> {
         let oldest = self.batches.front().map_or(u64::MAX, |batch| batch.number);
-        self.completions.front().filter(|behind| behind.number < oldest)?;
-        let CompletionBehind { cq, completion, solicited, .. } = self.completions.pop_front()?;
-        Some((cq, completion, solicited))
+        loop {
+            self.completions.front().filter(|behind| behind.number < oldest)?;
+            let CompletionBehind { cq, completion, solicited, is_told, .. } = self.completions.pop_front()?;
+            if is_told || completion.status != WcStatus::Success {
+                return Some((cq, completion, solicited));
+            }
+        }
     }
 
     /// What is not being copied never will be. What waits for that, or for what has failed, ends in error: the first with
@@ -329,14 +375,19 @@ impl Landing {
     /// The queue pair is reset: what is being copied ends without it.
     pub(crate) fn reset(&mut self, pool: &mut StagingPool) {
         self.give_up_parts(pool);
-        self.batches.drain(..).for_each(|batch| pool.release(batch.chunk));
+        for batch in self.batches.drain(..) {
+            if let (Some(copier), Some(ticket)) = (batch.copier, batch.ticket()) {
+                pool.abandon(copier, ticket);
+            }
+            pool.release(batch.chunk);
+        }
         self.completions.clear();
         self.asked = false;
     }
 }
 
 impl LandingBatch {
-    fn has_room(&self, pool: &StagingPool, place: &DevicePlace, len: usize) -> bool {
+    fn has_room(&self, pool: &StagingPool, place: &LandingPlace, len: usize) -> bool {
         let targets = pool.targets(self.chunk);
         let has_place = !targets.is_full() || targets.last().is_some_and(|last| last.ends_at(place));
         self.state == BatchState::Open
@@ -355,12 +406,5 @@ impl LandingBatch {
 
     fn ticket(&self) -> Option<Ticket> {
         if let BatchState::Copying(ticket) = self.state { Some(ticket) } else { None }
-    }
-}
-
-impl MemoryRegions {
-    /// A share in the memory of a device at these bytes.
-    fn hold(&self, region: u32, offset: u64, len: usize) -> Option<Held> {
-        Some(self.device_piece(region, offset, len)?.hold())
     }
 }

@@ -1,16 +1,17 @@
 //! What a queue pair receives for memory of a device, and what waits until it is there: acknowledgements, answers, completions.
 
-use ferroce_wire::{Nak, Psn, Syndrome};
+use ferroce_wire::{Nak, Psn, RKey, Service, Syndrome};
 
 use super::answers::Answers;
 use super::landing::{Landing, NoRoom};
 use super::sends::Sends;
 use super::{EndedCopy, Purpose};
-use crate::engine::mr::Granted;
+use crate::engine::mr::{Granted, RemoteAccess};
 use crate::engine::qp::QueuePair;
+use crate::engine::responder::RequestRefusal;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{Cq, Event, QpState, Sge, WcOpcode, WcStatus, WorkCompletion};
+use crate::verbs::{Access, Cq, Event, QpState, Sge, WcOpcode, WcStatus, WorkCompletion};
 
 /// What a queue pair has more once it has to do with memory of a device.
 pub(crate) struct Staged {
@@ -24,6 +25,12 @@ pub(crate) struct Staged {
     pub(crate) awaits_room: bool,
     /// A request found no room, and is asked for again when there is.
     pub(crate) is_starved: bool,
+    /// The same, once nothing lands any more.
+    awaits_landing: bool,
+    /// The region that the oldest request has invalidated, while it is copied.
+    invalidated: Option<u32>,
+    /// No more receives of the SRQ will complete than those that wait for their bytes.
+    owes_last_wqe: bool,
 }
 
 impl QueuePair {
@@ -38,6 +45,9 @@ impl QueuePair {
                 responses: Landing::new(Purpose::Responses, pool, self.sq.depth()),
                 awaits_room: false,
                 is_starved: false,
+                awaits_landing: false,
+                invalidated: None,
+                owes_last_wqe: false,
             }));
         }
     }
@@ -57,7 +67,7 @@ impl QueuePair {
         land(&mut staged.requests, shared, handle, receive.sges, (skip, data), first)
     }
 
-    /// Takes bytes of a request for memory of a device that the packet may write.
+    /// Takes bytes of a WRITE for memory of a device, or for memory of the host behind that.
     #[cold]
     #[inline(never)]
     pub(crate) fn land_write(
@@ -170,17 +180,16 @@ impl QueuePair {
             return None;
         }
         let all = self.this_request();
-        let is_selective = self.selective.is_some();
+        // A selective one would say that what is not visible is missing.
+        let is_selective = self.selective.as_ref().is_some_and(|selective| selective.reorder.gap);
         let requests = &mut self.staged.as_mut()?.requests;
         let Some(visible) = requests.invisible() else { return Some(all) };
         // It is owed again when more is there.
         requests.asked = true;
-        // A selective one would say that what is not visible is missing.
         if is_selective || visible.0.distance(requests.acknowledged) <= 0 {
             self.responder.forget_ack();
             return None;
         }
-        requests.acknowledged = visible.0;
         Some(visible)
     }
 
@@ -207,7 +216,40 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return false };
         let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
         let landing = if is_receive { &mut staged.requests } else { &mut staged.responses };
-        landing.defer(cq, wc, solicited).is_ok()
+        landing.defer(cq, wc, (solicited, true))
+    }
+
+    /// As [`defer`](QueuePair::defer), of the end of a READ that is told only if its bytes can't be copied.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn defer_unsignaled(&mut self, wc: WorkCompletion) {
+        let cq = self.send_cq;
+        if let Some(staged) = self.staged.as_mut().filter(|_| wc.opcode == WcOpcode::RdmaRead) {
+            staged.responses.defer(cq, wc, (false, false));
+        }
+    }
+
+    /// LOCAL_INV: the access ends at once, and this is complete when nothing that came by it is being copied any more. `None`
+    /// until then.
+    pub(crate) fn invalidate(&mut self, shared: &mut Shared, rkey: RKey) -> Option<Result<(), RemoteAccess>> {
+        let waits = self.staged.as_mut().and_then(|staged| staged.invalidated.take());
+        let region = match waits {
+            Some(region) => Some(region),
+            None => {
+                let region = shared.mrs.region_of(rkey);
+                if let Err(refused) = shared.mrs.invalidate(self.pd, self.handle, rkey, Access::NONE) {
+                    return Some(Err(refused));
+                }
+                region
+            }
+        };
+        let Some(region) = region.filter(|region| shared.mrs.is_copied(*region)) else { return Some(Ok(())) };
+        self.stage(shared);
+        if let Some(staged) = &mut self.staged {
+            staged.invalidated = Some(region);
+        }
+        shared.staging.note_open(self.handle);
+        None
     }
 
     /// Starts the copies that are due. Returns whether some are left.
@@ -217,6 +259,9 @@ impl QueuePair {
         let left =
             staged.requests.start_copies(shared, handle) | staged.responses.start_copies(shared, handle);
         self.land_ended(shared);
+        if self.staged.as_ref().is_some_and(|staged| staged.invalidated.is_some()) {
+            self.schedule(shared);
+        }
         left
     }
 
@@ -242,7 +287,7 @@ impl QueuePair {
         let was_fetching = !staged.responses.is_idle();
         let mut landed = false;
         for landing in [&mut staged.requests, &mut staged.responses] {
-            while landing.pop_ended(&mut shared.staging).is_some() {
+            while landing.pop_ended(shared).is_some() {
                 landed = true;
             }
         }
@@ -266,6 +311,37 @@ impl QueuePair {
             }
             self.schedule(shared);
         }
+        self.end_landing(shared);
+    }
+
+    /// What waits until nothing lands any more.
+    fn end_landing(&mut self, shared: &mut Shared) {
+        let Some(staged) = self.staged.as_mut().filter(|staged| staged.requests.is_idle()) else { return };
+        if std::mem::take(&mut staged.owes_last_wqe) {
+            shared.raise(Event::QpLastWqeReached(self.handle));
+        }
+        if std::mem::take(&mut staged.awaits_landing) {
+            staged.is_starved = false;
+            self.ask_again(shared);
+        }
+    }
+
+    /// A request that changes memory of the host at once waits until nothing lands any more: it is asked for again then.
+    #[cold]
+    pub(crate) fn await_landing(&mut self) -> RequestRefusal {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.want();
+            staged.awaits_landing = true;
+        }
+        RequestRefusal::NoRoom
+    }
+
+    /// No receive of an SRQ will complete any more, be it now or when those have that wait for their bytes.
+    pub(crate) fn end_receives(&mut self, shared: &mut Shared) {
+        match self.staged.as_mut().filter(|staged| staged.requests.keeps_completions()) {
+            Some(staged) => staged.owes_last_wqe = true,
+            None => shared.raise(Event::QpLastWqeReached(self.handle)),
+        }
     }
 
     /// Completions that wait for nothing any more.
@@ -283,18 +359,19 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return };
         let told = staged.requests.give_up(&mut shared.staging, WcStatus::FatalErr);
         shared.count(Counter::RespRemoteOperationalErrors);
-        if self.state != QpState::Error {
-            self.responder.go_back_to(psn, msn);
-            if self.service == ferroce_wire::Service::Rc {
-                self.owe_nak(shared, Syndrome::Nak(Nak::RemoteOperationalError));
-            }
-            if told {
-                self.enter_error(shared);
-            } else {
-                self.fail_receive(shared, WcStatus::FatalErr, Event::QpFatal(self.handle));
-            }
+        // What an acknowledgement, an answer or another NAK would have said is not so.
+        let tells = self.responder.go_back_to(psn, msn);
+        let has_failed = self.state == QpState::Error;
+        if self.service == Service::Rc && (tells || !has_failed) {
+            self.owe_nak(shared, Syndrome::Nak(Nak::RemoteOperationalError));
         }
+        // Ahead of what is flushed.
         self.complete_landed(shared);
+        match (has_failed, told) {
+            (true, _) => {}
+            (false, true) => self.enter_error(shared),
+            (false, false) => self.fail_receive(shared, WcStatus::FatalErr, Event::QpFatal(self.handle)),
+        }
         // The NAK may have waited for a copy that has failed as well.
         self.schedule(shared);
     }
@@ -303,6 +380,8 @@ impl QueuePair {
     fn fail_response_copy(&mut self, shared: &mut Shared) {
         let Some(staged) = &mut self.staged else { return };
         let told = staged.responses.give_up(&mut shared.staging, WcStatus::FatalErr);
+        // Ahead of what is flushed.
+        self.complete_landed(shared);
         if self.state != QpState::Error {
             if told {
                 self.responder.give_up();
@@ -311,7 +390,6 @@ impl QueuePair {
                 self.fail_oldest(shared, WcStatus::FatalErr);
             }
         }
-        self.complete_landed(shared);
     }
 
     /// The queue pair has failed. What was executed is copied all the same, for a NAK says that it was; what is flushed is told
@@ -322,6 +400,7 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return };
         staged.requests.want();
         staged.responses.want();
+        staged.responses.give_up_parts(&mut shared.staging);
         if !owes {
             staged.answers.give_up(&mut shared.staging);
         }
@@ -334,6 +413,7 @@ impl QueuePair {
         let head = self.sq.head();
         if let Some(staged) = &mut self.staged {
             staged.sends.restart(&mut shared.staging, head, 0);
+            staged.invalidated = None;
         }
     }
 

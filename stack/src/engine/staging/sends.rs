@@ -81,12 +81,14 @@ impl QueuePair {
     }
 
     /// Whether what is sent next is being copied.
-    pub(crate) fn awaits_copy(&self, shared: &Shared) -> bool {
-        let (number, Some(staged)) = (self.requester.cursor(), &self.staged) else { return false };
+    pub(crate) fn awaits_copy(&mut self, shared: &Shared) -> bool {
+        let (number, packet) =
+            self.next_lost().unwrap_or((self.requester.cursor(), self.requester.cursor_packet()));
+        let Some(staged) = &self.staged else { return false };
         let is_next =
             number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
         let Some(path_mtu) = self.path_mtu().filter(|_| is_next) else { return false };
-        let offset = self.requester.cursor_packet() << path_mtu.shift();
+        let offset = packet << path_mtu.shift();
         let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
         let is_there = staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end));
         // A stream that is full waits for an answer as others do.
@@ -120,7 +122,13 @@ impl QueuePair {
                 let place = sends.place(number);
                 sends.starts[place] = sends.stream.end();
             }
-            let Some(room) = sends.stream.room(staging, *now, handle) else { return };
+            let mut room = sends.stream.room(staging, *now, handle);
+            if room.is_none() && number == head && !sends.stream.has_its_share(staging) {
+                // What the READs behind it keep for themselves is of no use before it is through.
+                let has_more = staged.responses.yield_parts(staging);
+                room = has_more.then(|| sends.stream.room(staging, *now, handle)).flatten();
+            }
+            let Some(room) = room else { return };
             let wanted = room.len.min((wqe.length - sends.offset) as usize);
             let next = mrs.next_source(self.sq.sges(number), sends.offset, wanted);
             match sends.stream.take(staging, *now, handle, room, next) {

@@ -83,6 +83,11 @@ impl Stream {
         self.failed.is_some_and(|failed| failed < end)
     }
 
+    /// Whether the queue pair has all the chunks for it that it may have.
+    pub(crate) fn has_its_share(&self, pool: &StagingPool) -> bool {
+        self.chunks.len() >= pool.share()
+    }
+
     /// Room behind the end; `None` if the queue pair has its share, or there is no chunk.
     pub(crate) fn room(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp) -> Option<Room> {
         let chunk_bytes = pool.chunk_bytes();

@@ -1,0 +1,84 @@
+//! Copies that are under way when a queue pair, a key or a region ends.
+
+use std::time::Duration;
+
+use ferroce::driver::gpu::strict::Strict;
+use ferroce::driver::sim::LinkConfig;
+use ferroce::*;
+use ferroce_test_support::pair::Setup;
+
+use super::world::{World, sge};
+
+/// The late copy of one that is gone does not land on what another has brought since.
+#[test]
+fn bytes_of_a_queue_pair_that_is_gone_land_before_those_of_others() {
+    for seed in 0..40 {
+        let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
+        let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
+        let mut world = World::new(seed, LinkConfig::default(), setup, &late, 1 << 17);
+        let (host, to) = (world.host[0], world.remote_device[1].at(0));
+        world.pair.ends[0].context.write(host, 0, &[1; 1000]).unwrap();
+        world.pair.ends[0].context.write(host, 1000, &[2; 1000]).unwrap();
+        world.post_on(0, 0, 1, SendOp::Write(to), &[sge(host, 0, 1000)], SendFlags::SIGNALED);
+        while world.devices[1].copies().0 == 0 {
+            world.step();
+        }
+        for end in &mut world.pair.ends {
+            end.context.destroy_qp(end.qps[0]).unwrap();
+        }
+        world.post_on(0, 1, 2, SendOp::Write(to), &[sge(host, 1000, 1000)], SendFlags::SIGNALED);
+        world.success(0, 2);
+        let is_there = |world: &World| world.read(1, world.device[1], 0, 1000) == [2; 1000];
+        assert!(is_there(&world), "seed {seed}: complete and not there");
+        world.settle();
+        assert!(is_there(&world), "seed {seed}: overwritten");
+    }
+}
+
+/// A peer that writes all the time can't put the end of a registration off.
+#[test]
+fn the_first_call_to_deregister_ends_the_access() {
+    let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
+    let late = Strict::default().latest(Duration::from_micros(100));
+    let mut world = World::new(3, link, Setup { timeout: 16, ..Setup::default() }, &late, 1 << 20);
+    let (host, to) = (world.host[0], world.remote_device[1]);
+    for n in 0..60 {
+        world.post(0, n, SendOp::Write(to.at(n % 8 * 65_536)), &[sge(host, 0, 65_536)]);
+    }
+    while world.devices[1].copies().0 == 0 {
+        world.step();
+    }
+    let began = world.pair.now;
+    while let Err(error) = world.pair.ends[1].context.deregister(world.device[1]) {
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        assert!(world.step());
+    }
+    // Copies that were under way, and what had come.
+    let took = world.pair.now.since(began);
+    assert!(took < Duration::from_micros(300), "{took:?}");
+    let statuses: Vec<WcStatus> = (0..60).map(|_| world.completion(0).status).collect();
+    assert!(statuses.contains(&WcStatus::RemAccessErr), "{statuses:?}");
+}
+
+#[test]
+fn a_key_that_is_invalidated_brings_no_more_bytes() {
+    let late = Strict::default().latest(Duration::from_millis(10));
+    let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
+    let mut world = World::new(3, LinkConfig::default(), setup, &late, 1 << 17);
+    let (host, to) = (world.host[0], world.remote_device[1]);
+    world.pair.ends[0].context.write(host, 0, &[1; 1000]).unwrap();
+    world.post(0, 1, SendOp::Write(to.at(0)), &[sge(host, 0, 1000)]);
+    while world.devices[1].copies().0 == 0 {
+        world.step();
+    }
+    world.post_on(1, 1, 2, SendOp::LocalInvalidate(to.rkey), &[], SendFlags::SIGNALED);
+    world.step();
+    // Under it nothing more is taken.
+    world.post(0, 3, SendOp::Write(to.at(0)), &[sge(host, 1000, 1000)]);
+    world.success(1, 2);
+    assert_eq!(world.read(1, world.device[1], 0, 1000), [1; 1000]);
+    world.success(0, 1);
+    assert_eq!(world.completion(0).status, WcStatus::RemAccessErr);
+    world.settle();
+    assert_eq!(world.read(1, world.device[1], 0, 1000), [1; 1000]);
+}

@@ -1,0 +1,91 @@
+//! Chunks are few: nobody keeps them for nothing, and nobody waits for ever.
+
+use std::time::Duration;
+
+use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::strict::Strict;
+use ferroce::driver::sim::LinkConfig;
+use ferroce::*;
+use ferroce_test_support::pair::{QKEY, Setup};
+
+use super::world::{World, rights, sge};
+
+fn four_chunks(config: Config) -> Config {
+    config.staging_chunks(4)
+}
+
+#[test]
+fn a_queue_pair_that_has_failed_keeps_no_chunks() {
+    let setup = Setup { qps: 2, timeout: 14, config: four_chunks, ..Setup::default() };
+    let mut world = World::new(1, LinkConfig::default(), setup, &Strict::default(), 1 << 18);
+    let (device, there) = (world.device[0], world.remote_host[1]);
+    let nowhere = RemoteAddress { addr: 1 << 40, rkey: there.rkey };
+    world.post_on(0, 0, 1, SendOp::Read(nowhere), &[sge(device, 0, 1 << 17)], SendFlags::SIGNALED);
+    assert_eq!(world.completion(0).status, WcStatus::RemAccessErr);
+    world.post_on(0, 1, 2, SendOp::Write(there.at(0)), &[sge(device, 0, 1000)], SendFlags::SIGNALED);
+    world.success(0, 2);
+}
+
+/// Each queue pair WRITEs from its device and READs to it behind that, and all is lost for a while: what is gathered, and what is
+/// kept for READs, must not wait for each other.
+#[test]
+fn an_outage_ends_nothing_for_want_of_chunks() {
+    let cases: [(fn(Config) -> Config, usize, usize); 3] =
+        [(four_chunks, 2, 1 << 10), (four_chunks, 8, 1 << 10), (|config| config, 100, 1 << 16)];
+    for selective_repeat in [false, true] {
+        for (config, qps, len) in cases {
+            let setup = Setup { qps, timeout: 10, selective_repeat, config, ..Setup::default() };
+            let late = Strict::default().latest(Duration::from_micros(20));
+            let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 24);
+            let (device, there) = (world.device[0], world.remote_host[1]);
+            world.pair.network.set_config(LinkConfig::default().loss(1.0)).unwrap();
+            for n in 0..qps {
+                let (write, read) = (SendOp::Write(there.at(0)), SendOp::Read(there.at(0)));
+                world.post_on(0, n, n as u64, write, &[sge(device, 0, len)], SendFlags::SIGNALED);
+                world.post_on(0, n, 1000 + n as u64, read, &[sge(device, 0, len)], SendFlags::SIGNALED);
+            }
+            let cut = world.completions_within(0, Duration::from_millis(8));
+            assert_eq!(cut.len(), 0);
+            world.pair.network.set_config(LinkConfig::default()).unwrap();
+            for done in 0..2 * qps {
+                let wc = world.completion(0);
+                assert_eq!(wc.status, WcStatus::Success, "{wc:?}, after {done} of {qps} queue pairs");
+            }
+        }
+    }
+}
+
+/// Bytes of one packet go to two devices in turn, in more pieces than there are chunks.
+#[test]
+fn a_list_may_change_devices_more_often_than_there_are_chunks() {
+    let setup = Setup { qp_type: QpType::Ud, config: four_chunks, ..Setup::default() };
+    let late = Strict::default().latest(Duration::from_micros(20));
+    let mut world = World::new(3, LinkConfig::default(), setup, &late, 1 << 17);
+    let other = Strict::default().seed(99).open().unwrap().allocate(1 << 16).unwrap();
+    let end = &mut world.pair.ends[1];
+    let other = end.context.register(end.pd, other, rights()).unwrap();
+    let config = QpConfig::new(QpType::Ud, end.pd, end.cq).max_recv_sge(16);
+    let qp = end.context.create_qp(&config).unwrap();
+    for transition in [
+        Transition::InitDatagram { qkey: QKEY },
+        Transition::ReadyToReceiveDatagrams,
+        Transition::ReadyToSendUnreliable { sq_psn: Psn::new(0) },
+    ] {
+        end.context.modify_qp(qp, transition).unwrap();
+    }
+    let qpn = end.context.query_qp(qp).unwrap().qpn;
+    let (device, host) = (world.device[1], world.host[0]);
+    let pieces: Vec<Sge> = (0..12).map(|n| sge([device, other][n % 2], 100 * n as u64, 50)).collect();
+    for round in 0..3 {
+        let bytes: Vec<u8> = (0..560).map(|n| (n + round) as u8).collect();
+        world.pair.ends[1].context.post_recv(qp, &ReceiveWorkRequest { wr_id: 5, sges: &pieces }).unwrap();
+        world.pair.ends[0].context.write(host, 0, &bytes).unwrap();
+        let to = Destination { qpn, ..world.pair.ends[0].destination.unwrap() };
+        world.post(0, 1, SendOp::SendTo(to), &[sge(host, 0, 560)]);
+        world.success(1, 5);
+        // Behind the GRH.
+        let found: Vec<u8> =
+            pieces.iter().flat_map(|piece| world.read(1, piece.mr, piece.offset, 50)).collect();
+        assert_eq!(found[40..], bytes, "round {round}");
+    }
+}
