@@ -176,7 +176,11 @@ impl Half {
         }
         match end.context.deregister(self.target) {
             Ok(memory) => self.withdrawn = Some(memory),
-            // The peer has not closed the window yet, or the device copies.
+            // The access has ended all the same.
+            Err(Error::Busy { users, .. }) if on_device && users.contains("copies of its device") => {
+                self.leaving = Some(self.target);
+            }
+            // The peer has not closed the window yet, or requests of its own use it.
             Err(Error::Busy { .. }) if self.window.closed.is_some() || on_device => return Ok(false),
             Err(error) => return Err(error.into()),
         }

@@ -63,6 +63,8 @@ pub(crate) struct Half {
     pub(crate) reach: RemoteAddress,
     /// What the peer reached, once it was taken away.
     pub(crate) withdrawn: Option<Memory>,
+    /// What is to be that, once the device copies no more.
+    pub(crate) leaving: Option<Mr>,
     /// Keys for the peer to revoke, for oneself, and whether a request to do so was posted.
     pub(crate) keys: [(Mr, bool); KEYS],
     pub(crate) own_keys: [(Mr, bool); KEYS],
@@ -294,6 +296,11 @@ impl World {
         }
         let World { ends, connections, tally, .. } = self;
         let connection = &mut connections[c];
+        for (end, half) in ends.iter_mut().zip(&mut connection.halves) {
+            if let Some(mr) = half.leaving.take() {
+                half.withdrawn = Some(end.context.deregister(mr)?);
+            }
+        }
         let is_reliable = connection.is_reliable();
         let Connection { halves, model, plan, lives, .. } = connection;
         for e in [0, 1] {
@@ -342,6 +349,7 @@ impl Half {
             target,
             reach: RemoteAddress { addr: 0, rkey: RKey::new(0) },
             withdrawn: None,
+            leaving: None,
             keys,
             own_keys,
             window: MemoryWindow::new(end.context.alloc_mw(end.pd)?),
@@ -350,6 +358,11 @@ impl Half {
             drain: Drain::No,
             reset: true,
         })
+    }
+
+    /// Whether the memory was taken back that the peer reached.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        self.withdrawn.is_some() || self.leaving.is_some()
     }
 
     /// As new, for another life.

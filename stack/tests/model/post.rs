@@ -316,7 +316,7 @@ impl Connection {
             }
             Verb::AtomicWrite => Action::AtomicWrite { data: Window { length: 8, ..data }, at: word },
             Verb::Flush => Action::Flush { at, length, whole: place % 2 == 1 },
-            Verb::BindWindow if halves[e].window.posted || halves[e].withdrawn.is_some() => return None,
+            Verb::BindWindow if halves[e].window.posted || halves[e].is_withdrawn() => return None,
             Verb::BindWindow => Action::BindWindow,
         };
         let room = !action.lands() || begun - done < plan.size.slots();

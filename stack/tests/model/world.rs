@@ -363,7 +363,7 @@ impl World {
             completion.byte_len = wc.byte_len.saturating_sub(GRH);
             buffer = rest;
         }
-        let memory = if half.withdrawn.is_some() { None } else { Some(view(context, half.target)?) };
+        let memory = if half.is_withdrawn() { None } else { Some(view(context, half.target)?) };
         let buffer = &buffer[..longest.min(buffer.len())];
         let received = model.complete_receive(e, completion, buffer, memory.as_deref())?;
         drop((receives, memory));
@@ -611,7 +611,9 @@ impl End {
     /// Regions of memory that are registered at once.
     fn regions(plans: &[Plan]) -> u32 {
         let shared = plans.iter().any(|plan| plan.srq);
-        2 + u32::from(shared) + plans.len() as u32 * (3 + 2 * KEYS as u32)
+        // One may be leaving while another is there in its place.
+        let leaving = plans.iter().filter(|plan| plan.has_device()).count() as u32;
+        2 + u32::from(shared) + plans.len() as u32 * (3 + 2 * KEYS as u32) + leaving
     }
 
     /// Uses all that the context has.
