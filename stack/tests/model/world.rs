@@ -20,6 +20,9 @@ use crate::tap::Tap;
 /// Without a completion for so long, or for so many turns if time stands still, a schedule counts as
 /// stuck: no retry limit is as far off.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same where a connection has memory of a device: its ACK timeout is 16 times as long, and with a window of one packet each
+/// loss in a long READ takes one.
+const PATIENCE_WITH_DEVICES: Duration = Duration::from_secs(160);
 const PATIENCE_TURNS: u32 = 1_000_000;
 /// Longer than a copy lands late.
 const COPIES_END: Duration = Duration::from_millis(12);
@@ -409,7 +412,9 @@ impl World {
                 }
             }
             (quiet, since) = if progress { (0, self.now) } else { (quiet + 1, since) };
-            let patient = quiet < PATIENCE_TURNS && self.now < since + PATIENCE;
+            let has_device = self.connections.iter().any(|connection| connection.plan.has_device());
+            let patience = if has_device { PATIENCE_WITH_DEVICES } else { PATIENCE };
+            let patient = quiet < PATIENCE_TURNS && self.now < since + patience;
             ensure!(patient, "stuck from {since:?} to {:?}\n{}", self.now, self.describe());
         }
         for (c, connection) in self.connections.iter().enumerate() {
