@@ -10,7 +10,7 @@ mod response;
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{
-    Extension, Nak, Operation, Packet, Position, Psn, RKey, RnrTimer, Service, Successor, Syndrome,
+    Extension, Nak, Operation, Packet, Position, Psn, RKey, Reth, RnrTimer, Service, Successor, Syndrome,
 };
 
 use crate::engine::outcome::{Answer, Outcomes, Part};
@@ -305,7 +305,8 @@ impl QueuePair {
         let Some(path_mtu) = self.path_mtu() else { return Err(RequestRefusal::Invalid) };
         let opcode = packet.opcode;
         let payload_fits = opcode.payload().admits(packet.payload.len(), path_mtu.bytes() as usize);
-        let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
+        let reth = if opcode.has(Extension::Reth) { packet.reth() } else { None };
+        let length_fits = reth.is_none_or(|reth| reth.length() <= MAX_MESSAGE);
         let exists = shared.device.supports(opcode.operation());
         if !exists || !opcode.may_come(self.responder.successor) || !self.allows(packet) {
             return Err(self.out_of_place(packet));
@@ -327,8 +328,8 @@ impl QueuePair {
         }
         match opcode.operation() {
             Operation::Send => self.execute_send(shared, packet)?,
-            Operation::Write => self.execute_write(shared, packet)?,
-            Operation::ReadRequest => return self.execute_read(shared, packet, path_mtu),
+            Operation::Write => self.execute_write(shared, packet, reth)?,
+            Operation::ReadRequest => return self.execute_read(shared, reth, path_mtu),
             Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(shared, packet)?,
             Operation::Flush => self.execute_flush(shared, packet)?,
             Operation::AtomicWrite => self.execute_atomic_write(shared, packet)?,
@@ -384,8 +385,13 @@ impl QueuePair {
     }
 
     #[inline]
-    fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), RequestRefusal> {
-        let (va, rkey, remaining, total) = match (packet.reth(), self.responder.message) {
+    fn execute_write(
+        &mut self,
+        shared: &mut Shared,
+        packet: &Packet<'_>,
+        reth: Option<&Reth>,
+    ) -> Result<(), RequestRefusal> {
+        let (va, rkey, remaining, total) = match (reth, self.responder.message) {
             (Some(reth), _) => (reth.va(), reth.rkey(), reth.length(), reth.length()),
             (None, InboundMessage::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
             (None, _) => return Err(RequestRefusal::Invalid),
@@ -405,7 +411,7 @@ impl QueuePair {
                 self.land_write(shared, grant, packet.payload, is_last)?;
             }
         }
-        shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
+        shared.counters.count_if(reth.is_some(), Counter::RxWriteRequests);
         if !is_last {
             let va = va.wrapping_add(u64::from(len));
             self.responder.message = InboundMessage::Write { va, rkey, remaining: remaining - len, total };

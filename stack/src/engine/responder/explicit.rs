@@ -2,7 +2,7 @@
 //! duplicate of the request (`outcome.rs`).
 
 use ferroce_driver::Memory;
-use ferroce_wire::{Feth, Operation, Packet, PathMtu, Selectivity};
+use ferroce_wire::{Feth, Operation, Packet, PathMtu, Reth, Selectivity};
 
 use super::{RequestRefusal, Responder};
 use crate::engine::outcome::{Answer, Outcome, TooMany};
@@ -15,10 +15,10 @@ impl QueuePair {
     pub(super) fn execute_read(
         &mut self,
         shared: &mut Shared,
-        packet: &Packet<'_>,
+        reth: Option<&Reth>,
         path_mtu: PathMtu,
     ) -> Result<(), RequestRefusal> {
-        let Some(reth) = packet.reth() else { return Err(RequestRefusal::Invalid) };
+        let Some(reth) = reth else { return Err(RequestRefusal::Invalid) };
         let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
         self.make_room_for_outcome()?;
         if length > 0 {
