@@ -8,6 +8,8 @@ mod explicit;
 mod owed;
 mod response;
 
+use std::time::Duration;
+
 use ferroce_driver::Nanos;
 use ferroce_wire::{
     Extension, Nak, Operation, Packet, Position, Psn, RKey, Reth, RnrTimer, Service, Successor, Syndrome,
@@ -483,9 +485,11 @@ impl QueuePair {
         match refusal {
             RequestRefusal::NotReady => {
                 shared.count(Counter::OutOfBuffer);
-                self.refuse_for_now(shared);
+                self.refuse_for_now(shared, Duration::ZERO);
             }
             RequestRefusal::NoRoom => {
+                /// A peer whose `rnr_retry` is small must not have used it up before a copy ends.
+                const LONG_COPY: Duration = Duration::from_millis(10);
                 shared.count(Counter::RxStagingFull);
                 // It may have been the first of a message that is not there then.
                 if self.responder.successor == Successor::NewMessage {
@@ -495,7 +499,7 @@ impl QueuePair {
                 if self.starve() {
                     self.responder.nak_sent = true;
                 } else {
-                    self.refuse_for_now(shared);
+                    self.refuse_for_now(shared, LONG_COPY);
                 }
             }
             RequestRefusal::Invalid => {
@@ -539,8 +543,11 @@ impl QueuePair {
     }
 
     /// An RNR NAK, unless the peer has had enough of them for this packet.
-    fn refuse_for_now(&mut self, shared: &mut Shared) {
-        let Some(timer) = self.responder.min_rnr_timer else { return };
+    fn refuse_for_now(&mut self, shared: &mut Shared, least: Duration) {
+        let Some(mut timer) = self.responder.min_rnr_timer else { return };
+        if timer.duration() < least {
+            timer = RnrTimer::at_least(least);
+        }
         let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
         *nak_sent = true;
         if let Some((_, Syndrome::RnrNak(_))) = nak_owed {

@@ -211,6 +211,7 @@ impl World {
             faithful: true,
             shared_receives: false,
             whole_reads: true,
+            staged: [false; 2],
         };
         let (plan, model) = (plan.clone(), model::Connection::new(&nothing));
         self.connections.push(Connection { plan, lives: 0, halves, model, phase: Phase::Over });
@@ -246,6 +247,7 @@ impl World {
             shared_receives: plan.srq,
             // Into memory of a device READs are asked for as far as there is room.
             whole_reads: !life.selective_repeat && plan.on_device == [false; 2],
+            staged: plan.on_device,
         });
         connection.phase = Phase::Up;
         Ok(())

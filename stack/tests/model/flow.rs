@@ -51,6 +51,7 @@ pub(crate) struct Flow {
     receives: VecDeque<Receive>,
     shared_receives: bool,
     whole_reads: bool,
+    staged: bool,
     /// Reliable: the peer's memory, as all requests before the oldest leave it.
     memory: Vec<u8>,
     /// Unreliable: everything that may have been written to it.
@@ -83,6 +84,7 @@ impl Flow {
             receives: VecDeque::new(),
             shared_receives: terms.shared_receives,
             whole_reads: terms.whole_reads,
+            staged: terms.staged[1 - end],
             memory: vec![0; terms.memory],
             writes: Vec::new(),
             executed: 0,
@@ -227,7 +229,10 @@ impl Flow {
             WcStatus::MwBindErr => *flaw == Some(Flaw::Bind),
             _ if !self.is_reliable() => false,
             WcStatus::RetryExcErr => shaky,
-            WcStatus::RnrRetryExcErr => !self.rnr_endless && action.takes_receive(),
+            WcStatus::RnrRetryExcErr => {
+                let needs_room = self.staged && matches!(action, Action::Send { .. } | Action::Write { .. });
+                !self.rnr_endless && (action.takes_receive() || needs_room)
+            }
             WcStatus::RemAccessErr => *flaw == Some(Flaw::Access) || withdrawn,
             WcStatus::RemInvReqErr => matches!(flaw, Some(Flaw::Invalid | Flaw::TooLong)),
             WcStatus::RemOpErr => into_flawed && matches!(action, Action::Send { .. }),

@@ -58,6 +58,8 @@ pub(crate) struct Terms {
     pub(crate) shared_receives: bool,
     /// A READ is one request on the wire. In parts it counts as often.
     pub(crate) whole_reads: bool,
+    /// What comes to this end is copied to a device, and may find no room on its way: the sender is told to wait.
+    pub(crate) staged: [bool; 2],
 }
 
 /// A work completion, as far as the model looks at it.
