@@ -82,9 +82,9 @@ impl Context {
     /// from now on, in the middle of a READ too.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names it, a window is bound to it, or the port still sends from it
-    /// (DPDK sends long payloads from where they are): poll and take completions, invalidate the window, or destroy the queue
-    /// pair, and try again. (A posted bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
+    /// [`Error::Busy`] while a posted work request names it, a window is bound to it, the port still sends from it
+    /// (DPDK sends long payloads from where they are), or its device copies: poll and take completions, invalidate the window, or
+    /// destroy the queue pair, and try again. Where only the port or copies hold it up, peers are refused already. (A posted bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         dispatch!(&mut self.backend, deregister(mr))
     }

@@ -48,7 +48,14 @@
 //!
 //! What is told is there: a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
 //! fails ends the work request with [`FatalErr`](WcStatus::FatalErr) here and [`RemOpErr`](WcStatus::RemOpErr) at the peer, and the queue
-//! pair with it. ACK timeouts of peers must be longer than copies take, or they repeat what is not lost.
+//! pair with it; what was executed before that copy is told as usual. A device that neither copies nor fails holds its requests
+//! up without end: only the program can tell it from a slow one, by a time limit of its own.
+//!
+//! Bytes land in a device's memory in any order, also those of two WRITEs. Memory of the host is written behind them: a WRITE or an atomic
+//! that sets a flag there comes when all is there that came before on its queue pair. A flag in memory of a device tells nothing.
+//!
+//! ACK timeouts of peers must be longer than copies take, or they repeat what is not lost. One that finds no staging is told
+//! to wait, by an RNR NAK of 10 ms and more, so its `rnr_retry` should be 7.
 //!
 //! # Kernels beside it
 //!
