@@ -328,14 +328,15 @@ impl StagingPool {
         if self.most(Purpose::Sends) > 0 {
             return None;
         }
-        let sends = |chunk: &&Chunk| matches!(chunk.held, Some((_, Purpose::Sends)));
-        let busy = |qp: Qp| self.chunks.iter().any(|c| c.held == Some((qp, Purpose::Sends)) && c.copies > 0);
-        let chunks = self.chunks.iter().filter(sends).filter(|chunk| now.since(chunk.since) >= IDLE);
-        let owners = chunks.filter_map(|chunk| Some((chunk.since, chunk.held?.0)));
-        owners
-            .filter(|(_, qp)| *qp != first.qp && !busy(*qp))
-            .min_by_key(|(since, _)| *since)
-            .map(|(_, qp)| qp)
+        let is_idle = |chunk: &Chunk| chunk.copies == 0 && now.since(chunk.since) >= IDLE;
+        let all_idle = |owner| self.chunks.iter().filter(|chunk| chunk.held == owner).all(is_idle);
+        let sends = self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
+        sends
+            .filter(|(chunk, (qp, purpose))| {
+                *purpose == Purpose::Sends && *qp != first.qp && is_idle(chunk) && all_idle(chunk.held)
+            })
+            .min_by_key(|(chunk, _)| chunk.since)
+            .map(|(_, (qp, _))| qp)
     }
 
     /// One of the queue pairs that wait to send, if there are chunks for so many.

@@ -80,10 +80,15 @@ impl QueuePair {
         false
     }
 
-    /// Whether what is sent next is being copied.
+    /// Whether what is sent next is being copied, and nothing else that was sent waits for an answer.
     pub(crate) fn awaits_copy(&mut self, shared: &Shared) -> bool {
-        let (number, packet) =
-            self.next_lost().unwrap_or((self.requester.cursor(), self.requester.cursor_packet()));
+        let (number, packet) = match self.next_lost() {
+            Some((number, packet)) if self.sq.wqe(number).first_psn + packet != self.requester.una() => {
+                return false;
+            }
+            Some(lost) => lost,
+            None => (self.requester.cursor(), self.requester.cursor_packet()),
+        };
         let Some(staged) = &self.staged else { return false };
         let is_next =
             number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
