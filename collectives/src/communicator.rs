@@ -1,6 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
 use ferroce::{Access, Context, Memory, Mr, Pd, Poller};
 use tracing::{debug, warn};
@@ -73,7 +74,8 @@ impl Communicator {
 
     /// As [`new`](Communicator::new), with a GPU that reduces. Its memory is what
     /// [`allocate`](Communicator::allocate) gives; chunks arrive in memory of it too, and are reduced there, with the bits of the
-    /// processor ([`reduce`](crate::reduce)). Buffers of other memory work as well, reduced by the processor in copies.
+    /// processor ([`reduce`](crate::reduce)). Buffers of other memory, also of another handle of the device, work as well, reduced by
+    /// the processor in copies. [`piece`](Communicator::piece) names a buffer for kernels.
     ///
     /// Other ranks may have another device, or none.
     ///
@@ -192,6 +194,15 @@ impl Communicator {
     /// As [`bytes`](Communicator::bytes).
     pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
         Ok(self.context.bytes_mut(buffer.mr)?)
+    }
+
+    /// Bytes of a buffer of a GPU's memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` name them. A kernel has ended before a
+    /// call with the buffer, and begins behind it.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here or is memory of the host, and for bytes outside it.
+    pub fn piece(&self, buffer: Buffer, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        Ok(self.context.piece(buffer.mr, offset, len)?)
     }
 
     /// Replaces the first `count` elements of the buffer, on every rank, by the reduction of those

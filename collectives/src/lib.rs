@@ -2,7 +2,7 @@
 //!
 //! ```toml
 //! [dependencies]
-//! ferroce-collectives = "0.1"   # brings ferroce along: `ferroce_collectives::ferroce`; feature af_xdp as there
+//! ferroce-collectives = "0.1"   # brings ferroce along: `ferroce_collectives::ferroce`; features af_xdp, opencl and cuda as there
 //! ```
 //!
 //! A [`Communicator`] is one rank's part in a group: made from a [`ferroce::Context`], a [`Bootstrap`] (rank, size, and where to
@@ -66,6 +66,11 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # On a GPU
+//!
+//! [`Communicator::on_device`] has its buffers in memory of a GPU, which makes the sums; [`Communicator::piece`] names a buffer for kernels,
+//! and [`ferroce::manual::device_memory`] says what holds beside them.
 //!
 //! # The all-reduce
 //!

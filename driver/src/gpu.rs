@@ -232,7 +232,10 @@ impl Span {
         let is_own = std::ptr::addr_eq(Arc::as_ptr(block.device()), device);
         match block.as_any().downcast_ref::<B>().filter(|_| is_own) {
             Some(block) => block,
-            None => panic!("a piece of another device's memory, in a queue of {}", device.name()),
+            None => panic!(
+                "a piece of memory of another device, or of another handle of it, in a queue of {}",
+                device.name()
+            ),
         }
     }
 }
@@ -241,6 +244,15 @@ impl Span {
 fn share<D>(this: &Weak<D>) -> Arc<D> {
     // Whoever calls has it by an `Arc`, for there is no other way to make one.
     this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
+}
+
+/// Which devices of a library there are, for whoever named another.
+#[cfg(any(feature = "opencl", feature = "cuda"))]
+fn choices(library: &str, count: usize) -> String {
+    match count {
+        1 => format!("there is {library}:0 only"),
+        _ => format!("there are {library}:0 to {library}:{}", count - 1),
+    }
 }
 
 /// What every reducer refuses.

@@ -14,6 +14,7 @@
 //! |---|---|---|
 //! | none (the default) | UDP sockets, ports inside the process, DPDK and RNICs where their libraries are found at run time | – |
 //! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, in a checkout libxdp-dev alone; root or capabilities at run time |
+//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is in [`driver::gpu`], whose modules `opencl` and `cuda` its page shows with the features | at run time libOpenCL.so.1 and a driver; NVIDIA's driver |
 //! | `serde` | `Serialize` and `Deserialize` for what two ends tell each other: [`Endpoint`], [`RemoteMemory`] | – |
 //!
 //! # A first program

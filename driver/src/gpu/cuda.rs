@@ -34,7 +34,7 @@ use self::buffer::Buffer;
 use self::context::{Context, Module, Stream};
 use self::library::{Functions, NO_DEVICE, SUCCESS};
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
-use crate::memory::Memory;
+use crate::memory::{Memory, Piece};
 
 /// A device that CUDA has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,8 +69,7 @@ pub fn open(index: usize) -> Result<Arc<Cuda>, GpuError> {
     let name = format!("cuda:{index}");
     let (functions, count) = found(&name)?;
     let Some(number) = c_int::try_from(index).ok().filter(|number| *number < count) else {
-        let reason = format!("there are {count} devices of CUDA, counted from 0");
-        return Err(GpuError::NoDevice { device: name, reason });
+        return Err(GpuError::NoDevice { device: name, reason: super::choices("cuda", count as usize) });
     };
     let device = device(functions, &name, number)?;
     let context = Context::primary(functions, name, (number, device))?;
@@ -176,6 +175,11 @@ impl Cuda {
     /// program orders its own kernels with completions: what it has written is there for peers when its stream has ended
     /// (`cudaStreamSynchronize`, or an event), and what peers have written when the completion says so.
     ///
+    /// A tensor of PyTorch is imported by `t.untyped_storage().data_ptr()` and `.nbytes()`: `t.data_ptr()` begins
+    /// `t.storage_offset()` elements behind, and only of a contiguous tensor (`t.is_contiguous()`) do the bytes lie in the order of the elements. `owner` holds a
+    /// reference to it (by PyO3 a `Py<PyAny>`; from C++ a `torch::Tensor`): once PyTorch has none, its cache gives the bytes to the
+    /// next tensor, and they stay allocated all the same. Memory of `cudaMallocAsync` and of expandable segments has not been tried.
+    ///
     /// # Safety
     /// The bytes stay allocated for as long as `owner` is there.
     ///
@@ -191,10 +195,10 @@ impl Cuda {
         unsafe { Buffer::imported(self.this(), pointer, len, owner) }
     }
 
-    /// The `CUdeviceptr` of this device's memory, for programs that compute with it: its [address](Memory::address). It is valid
-    /// for as long as the memory is. `None` for any other memory.
-    pub fn pointer(memory: &Memory) -> Option<u64> {
-        memory.block_as::<Buffer>().map(Buffer::pointer)
+    /// The `CUdeviceptr` of the first of these bytes, for programs that compute with them; of a registered region by
+    /// `Context::piece`. It is valid for as long as the memory is. `None` for memory of other libraries.
+    pub fn pointer(piece: Piece<'_>) -> Option<u64> {
+        piece.block_as::<Buffer>().map(|buffer| buffer.pointer() + piece.offset())
     }
 
     fn this(&self) -> Arc<Cuda> {

@@ -33,7 +33,7 @@ use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_sour
 use self::buffer::Buffer;
 use self::object::{Kind, Object, meaning, said};
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
-use crate::memory::Memory;
+use crate::memory::{Memory, Piece};
 use crate::reduction::DataType;
 
 /// A device that OpenCL has found.
@@ -70,8 +70,7 @@ pub fn open(index: usize) -> Result<Arc<OpenCl>, GpuError> {
     let name = format!("opencl:{index}");
     let found = found(&name)?;
     let Some(Id(device)) = found.get(index).copied() else {
-        let reason = format!("there are {} devices of OpenCL, counted from 0", found.len());
-        return Err(GpuError::NoDevice { device: name, reason });
+        return Err(GpuError::NoDevice { device: name, reason: super::choices("opencl", found.len()) });
     };
     let context =
         create_context(&[device], null(), None, null_mut()).map_err(said(&name, "clCreateContext"))?;
@@ -168,8 +167,8 @@ unsafe impl Send for OpenCl {}
 unsafe impl Sync for OpenCl {}
 
 impl OpenCl {
-    /// A device in a context of the program's own, with which memory can be [imported](OpenCl::import). It keeps a share in the
-    /// context.
+    /// A device in a context of the program's own, with which memory can be [imported](OpenCl::import); `name` is what errors
+    /// call it. It keeps a share in the context.
     ///
     /// # Safety
     /// `context` is a `cl_context`, and `device` a `cl_device_id` that it was made with.
@@ -209,7 +208,8 @@ impl OpenCl {
         self.id
     }
 
-    /// Memory that somebody else has allocated: a `cl_mem` of this device's context, all of it. It keeps a share in the buffer, which
+    /// Memory that somebody else has allocated: a `cl_mem` of this device's context, all of it (a part is one by
+    /// `clCreateSubBuffer`). It keeps a share in the buffer, which
     /// lives until the memory is dropped, and goes on living if the program has one too.
     ///
     /// While it is registered, peers and copies read and write it at any time: the program orders its own commands with completions.
@@ -218,17 +218,18 @@ impl OpenCl {
     /// `buffer` is a `cl_mem`.
     ///
     /// # Errors
-    /// [`GpuError::Call`], also if it is a buffer of another context.
+    /// [`GpuError::Call`], also if it is a buffer of another context; [`GpuError::Unsupported`] if it is no buffer but an image or a
+    /// pipe, or one that the host may not read and write (`CL_MEM_HOST_NO_ACCESS` and its like).
     pub unsafe fn import(&self, buffer: *mut c_void) -> Result<Memory, GpuError> {
         // SAFETY: it is a buffer, as the caller says.
         let object = unsafe { Object::shared(&self.name, Kind::Memory, buffer) }?;
         Buffer::imported(self.this(), object)
     }
 
-    /// The `cl_mem` of this device's memory, for programs that compute with it. It is valid for as long as the memory is. `None`
-    /// for any other memory.
-    pub fn buffer(memory: &Memory) -> Option<*mut c_void> {
-        memory.block_as::<Buffer>().map(|buffer| buffer.object().raw())
+    /// The `cl_mem` that has these bytes, and where they begin in it, for programs that compute with them; of a registered region by
+    /// `Context::piece`. It is valid for as long as the memory is. `None` for memory of other libraries.
+    pub fn buffer(piece: Piece<'_>) -> Option<(*mut c_void, u64)> {
+        piece.block_as::<Buffer>().map(|buffer| (buffer.object().raw(), piece.offset()))
     }
 
     fn this(&self) -> Arc<OpenCl> {

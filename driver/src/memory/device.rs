@@ -21,12 +21,6 @@ impl Memory {
         self.device_block().map(|block| block.device())
     }
 
-    /// Its block, if it is of that type.
-    #[cfg(any(feature = "opencl", feature = "cuda"))]
-    pub(crate) fn block_as<T: Block>(&self) -> Option<&T> {
-        self.device_block()?.as_any().downcast_ref()
-    }
-
     fn device_block(&self) -> Option<&Arc<dyn Block>> {
         match &self.block.block {
             super::Block::Device(block) => Some(block),
@@ -106,6 +100,12 @@ impl<'a> Piece<'a> {
     #[expect(clippy::len_without_is_empty, reason = "it may be empty, and nobody asks")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Its block, if it is of that type.
+    #[cfg(any(feature = "opencl", feature = "cuda"))]
+    pub(crate) fn block_as<T: Block>(&self) -> Option<&'a T> {
+        self.memory.device_block()?.as_any().downcast_ref()
     }
 
     /// A share in the memory, for as long as a copy of it is under way: until it is dropped, the memory

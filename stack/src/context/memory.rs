@@ -158,16 +158,17 @@ impl Context {
     }
 
     /// Copies bytes of a region to `to`: those from `offset` on, which counts from the region's first byte. Works on
-    /// every kind of memory. Where somebody else writes meanwhile, some are old and some are new.
+    /// every kind of memory; a GPU's is copied by the GPU, which this waits for. Where somebody else writes meanwhile, some are old
+    /// and some are new.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside the region.
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside the region, or if the GPU refuses.
     pub fn read(&self, mr: Mr, offset: u64, to: &mut [u8]) -> Result<(), Error> {
         dispatch!(&self.backend, read(mr, offset, to))
     }
 
     /// Copies `from` to the bytes of a region from `offset` on. Works on every kind of memory. The last bytes are stored
-    /// last, with release.
+    /// last, with release, but of a GPU's memory, which the GPU writes and this waits for.
     ///
     /// # Errors
     /// As [`read`](Context::read).
@@ -179,7 +180,7 @@ impl Context {
     ///
     /// # Errors
     /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8, but for owned
-    /// memory.
+    /// memory and for a GPU's.
     pub fn load_u64(&self, mr: Mr, offset: u64) -> Result<u64, Error> {
         dispatch!(&self.backend, load_u64(mr, offset))
     }

@@ -326,11 +326,19 @@ impl QueuePair {
             Some(selective) => selective.scoreboard.read_count(packet, wqe.packets),
             None => wqe.packets - packet,
         };
-        if !shared.staging.is_used() {
-            return Some(count);
-        }
         let psn = wqe.first_psn + packet;
-        self.reserve_read(shared, number, psn, count)
+        self.room_for_read(shared, number, psn, count)
+    }
+
+    /// How many of so many packets of a READ from `psn` on may be asked for; `None` if none now.
+    pub(crate) fn room_for_read(
+        &mut self,
+        shared: &mut Shared,
+        number: u32,
+        psn: Psn,
+        count: u32,
+    ) -> Option<u32> {
+        if shared.staging.is_used() { self.reserve_read(shared, number, psn, count) } else { Some(count) }
     }
 
     /// Whether this is a later part of a READ, and the peer takes no more READs now.

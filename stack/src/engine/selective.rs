@@ -349,6 +349,7 @@ impl QueuePair {
         let mut count = 1;
         if let SendOp::Read(_) = wqe.op {
             count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
+            count = self.room_for_read(shared, number, psn, count)?;
         }
         let length = match self.write_request(shared, slot, (number, packet, count), true) {
             Some(length) => length,

@@ -119,8 +119,9 @@ struct InLine {
     since: Nanos,
 }
 
-/// How long a place is kept for a queue pair whose peer does not come back: longer than a receiver lets it wait (655 ms).
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a place is kept for a queue pair whose peer does not come back: longer than it is told to wait, and shorter than
+/// others repeat themselves in vain.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long bytes that were gathered are kept while others wait for the room.
 const IDLE: Duration = Duration::from_micros(200);

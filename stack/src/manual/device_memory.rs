@@ -63,17 +63,28 @@
 //! [`memory`](super::memory) for any buffer:
 //!
 //! - Post what a kernel has written when the kernel has ended (`clFinish`, `cuStreamSynchronize`, or an event that is done).
-//! - Start a kernel on what was received, read or sent when the completion has come.
+//! - Start a kernel on what was received, read or sent when the completion has come. With an RNIC one that runs already, and polls the
+//!   memory, may see old bytes behind the completion: the card writes past the processor, and nothing flushes that (`docs/rnic.md`).
 //!
 //! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a [`Queue`](crate::driver::gpu::Queue)
-//! of your own. With the features, `OpenCl::buffer` and `Cuda::pointer` name an allocation for kernels, and `OpenCl::import` and
-//! `Cuda::import` take one that somebody else has made, such as a tensor of PyTorch: it is kept for as long as the memory lives, and must
-//! not be freed or moved by its owner before.
+//! of your own; with the features, `OpenCl::buffer` and `Cuda::pointer` say of a piece what kernels call it. `OpenCl::import` and
+//! `Cuda::import` take an allocation that somebody else has made, such as a tensor of PyTorch: it is kept for as long as the memory lives,
+//! and must not be freed or moved by its owner before. All that is of one handle of the device:
+//!
+//! ```ignore
+//! use ferroce::driver::gpu::opencl::{self, OpenCl};
+//!
+//! let gpu = opencl::open(0)?; // GpuSpec opens any library's, without its own calls
+//! let kernels = gpu.context(); // the cl_context, for programs and queues of your own
+//! let tensor = context.register(pd, gpu.allocate(8192)?, rights)?;
+//! let (buffer, offset) = OpenCl::buffer(context.piece(tensor, 0, 8192)?).expect("memory of OpenCL");
+//! // clSetKernelArg(kernel, 0, size_of::<cl_mem>(), &buffer), enqueue, clFinish: now it may be posted.
+//! ```
 //!
 //! # What it costs
 //!
 //! Two copies more than memory of the host: one by the GPU, one between the chunk and the packet, which host memory has as well. A copy
-//! takes microseconds to begin, so small messages are slower by about two of them each way. Counters tell how much was copied:
+//! takes microseconds to begin (PoCL's some tens), so small messages are slower by about two of them each way. Counters tell how much was copied:
 //! `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`; `rx_staging_full` counts packets that found no room, for which
 //! [`Config::staging_chunks`] may be raised (128 chunks of 64 KiB by default, shared by all queue pairs of a context).
 //! `ferroce perf --memory opencl:0` measures it.

@@ -6,6 +6,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::*;
+use crate::gpu::strict::Strict;
 use crate::gpu::tests::{self, bytes_of, piece, random, wait};
 use crate::reduction::{DataType, ReduceOp};
 use crate::{MemoryKind, Nanos};
@@ -38,7 +39,8 @@ fn without_a_driver_everything_says_what_is_missing() {
 
 #[test]
 fn memory_of_others_has_no_pointer() {
-    assert_eq!(Cuda::pointer(&Memory::zeroed(8).unwrap()), None);
+    let strict = Strict::default().open().unwrap().allocate(8).unwrap();
+    assert_eq!(Cuda::pointer(strict.piece(0, 8).unwrap()), None);
 }
 
 /// Where NVRTC is, and without a GPU.
@@ -103,7 +105,7 @@ fn devices_are_listed_and_opened_by_their_number() {
     assert_eq!(listed[0].pci.as_ref().unwrap().len(), "0000:3b:00.0".len());
     assert_eq!(Device::name(&*device), "cuda:0");
     let refused = open(listed.len()).unwrap_err().to_string();
-    assert_eq!(refused, format!("cuda:{0}: there are {0} devices of CUDA, counted from 0", listed.len()));
+    assert_eq!(refused, format!("cuda:{}: {}", listed.len(), crate::gpu::choices("cuda", listed.len())));
 }
 
 #[test]
@@ -111,7 +113,7 @@ fn memory_is_zeroed_written_and_read() {
     let Some(device) = first() else { return };
     let mut memory = device.allocate(100_000).unwrap();
     assert_eq!((memory.kind(), bytes_of(&memory)), (MemoryKind::Device, vec![0; 100_000]));
-    assert_eq!(Cuda::pointer(&memory), Some(memory.address().as_ptr() as u64));
+    assert_eq!(Cuda::pointer(piece(&memory, 0, 1)), Some(memory.address().as_ptr() as u64));
     let bytes = random(&mut ChaCha8Rng::seed_from_u64(1), 5000);
     memory.write(77, &bytes).unwrap();
     assert_eq!(bytes_of(&memory)[77..5077], bytes);
@@ -166,7 +168,7 @@ fn reductions_are_those_of_the_processor() {
     let memory = Arc::new(device.allocate(64).unwrap());
     let f32_sum = (DataType::F32, ReduceOp::Sum);
     // Memory that begins askew.
-    let askew = Cuda::pointer(&memory).unwrap() + 2;
+    let askew = Cuda::pointer(piece(&memory, 2, 1)).unwrap();
     // SAFETY: bytes of the memory, which is kept.
     let imported = unsafe { device.import(askew, 16, Arc::clone(&memory) as _) }.unwrap();
     let refused = reducer.reduce(Nanos(0), f32_sum, piece(&memory, 0, 16), piece(&imported, 0, 16));
@@ -180,7 +182,7 @@ fn memory_of_others_is_imported() {
     let (Some(theirs), Some(ours)) = (first(), first()) else { return };
     let mut tensor = theirs.allocate(1000).unwrap();
     tensor.write(0, &[7; 1000]).unwrap();
-    let pointer = Cuda::pointer(&tensor).unwrap();
+    let pointer = Cuda::pointer(piece(&tensor, 0, 1)).unwrap();
     let tensor = Arc::new(tensor);
     let owner = Arc::downgrade(&tensor);
     // SAFETY: bytes of the tensor, which is kept.

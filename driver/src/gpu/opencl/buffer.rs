@@ -7,7 +7,10 @@ use std::sync::Arc;
 
 use cl3::command_queue::{enqueue_fill_buffer, enqueue_read_buffer, enqueue_write_buffer};
 use cl3::event::wait_for_events;
-use cl3::memory::{CL_MEM_CONTEXT, CL_MEM_READ_WRITE, CL_MEM_SIZE, create_buffer, get_mem_object_data};
+use cl3::memory::{
+    CL_MEM_CONTEXT, CL_MEM_FLAGS, CL_MEM_HOST_NO_ACCESS, CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_WRITE_ONLY,
+    CL_MEM_OBJECT_BUFFER, CL_MEM_READ_WRITE, CL_MEM_SIZE, CL_MEM_TYPE, create_buffer, get_mem_object_data,
+};
 
 use super::OpenCl;
 use super::object::{Kind, Object};
@@ -54,6 +57,26 @@ impl Buffer {
                 call: "import",
                 reason: "a buffer of another context: OpenCl::of_context makes a device of it".to_owned(),
             });
+        }
+        let number = |what: u32| -> Result<u64, GpuError> {
+            let data =
+                get_mem_object_data(object.raw(), what).map_err(opencl.failed("clGetMemObjectInfo"))?;
+            let mut bytes = [0; 8];
+            data.iter().zip(&mut bytes).for_each(|(from, to)| *to = *from);
+            Ok(u64::from_le_bytes(bytes))
+        };
+        if number(CL_MEM_TYPE)? != u64::from(CL_MEM_OBJECT_BUFFER) {
+            return Err(opencl.unsupported("import", "an image or a pipe, where a buffer is needed"));
+        }
+        let flags = number(CL_MEM_FLAGS)?;
+        let closed = [
+            (CL_MEM_HOST_NO_ACCESS, "CL_MEM_HOST_NO_ACCESS"),
+            (CL_MEM_HOST_READ_ONLY, "CL_MEM_HOST_READ_ONLY"),
+            (CL_MEM_HOST_WRITE_ONLY, "CL_MEM_HOST_WRITE_ONLY"),
+        ];
+        if let Some((_, name)) = closed.into_iter().find(|(flag, _)| flags & flag != 0) {
+            let reason = format!("a buffer with {name}, which can't be copied both ways: make it without");
+            return Err(opencl.unsupported("import", reason));
         }
         let len = asked(CL_MEM_SIZE)?;
         Buffer::memory(opencl, object, len)

@@ -1,8 +1,13 @@
+use cl3::memory::{
+    CL_MEM_HOST_NO_ACCESS, CL_MEM_HOST_READ_ONLY, CL_MEM_HOST_WRITE_ONLY, CL_MEM_READ_WRITE, create_buffer,
+    release_mem_object,
+};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::*;
 use crate::MemoryKind;
+use crate::gpu::strict::Strict;
 use crate::gpu::tests::{self, bytes_of, random};
 
 /// As `ferroce_driver_test_support::opencl::first`, which has the types of another instance of this crate.
@@ -25,7 +30,7 @@ fn devices_are_listed_and_opened_by_their_number() {
     assert!(!listed[0].name.is_empty() && !listed[0].platform.is_empty() && listed[0].memory > 1 << 20);
     assert_eq!(Device::name(&*device), "opencl:0");
     let refused = open(listed.len()).unwrap_err().to_string();
-    assert_eq!(refused, format!("opencl:{0}: there are {0} devices of OpenCL, counted from 0", listed.len()));
+    assert_eq!(refused, format!("opencl:{}: {}", listed.len(), crate::gpu::choices("opencl", listed.len())));
 }
 
 #[test]
@@ -62,7 +67,7 @@ fn buffers_of_a_programs_own_context_are_imported() {
     let ours = unsafe { OpenCl::of_context("tensors", theirs.context(), theirs.id()) }.unwrap();
     let mut tensor = theirs.allocate(1000).unwrap();
     tensor.write(0, &[7; 1000]).unwrap();
-    let buffer = OpenCl::buffer(&tensor).unwrap();
+    let (buffer, 0) = OpenCl::buffer(tensor.piece(0, 1000).unwrap()).unwrap() else { panic!("an offset") };
     // SAFETY: a buffer.
     let mut imported = unsafe { ours.import(buffer) }.unwrap();
     assert_eq!((imported.len(), bytes_of(&imported)), (1000, vec![7; 1000]));
@@ -74,7 +79,28 @@ fn buffers_of_a_programs_own_context_are_imported() {
     // One of another context is refused.
     let other = first().unwrap();
     // SAFETY: a buffer.
-    let refused = unsafe { other.import(OpenCl::buffer(&imported).unwrap()) }.unwrap_err().to_string();
+    let refused = unsafe { other.import(buffer) }.unwrap_err().to_string();
     assert!(refused.contains("a buffer of another context"), "{refused}");
-    assert_eq!(OpenCl::buffer(&Memory::zeroed(8).unwrap()), None);
+    let strict = Strict::default().open().unwrap().allocate(8).unwrap();
+    assert_eq!(OpenCl::buffer(strict.piece(0, 8).unwrap()), None);
+    assert_eq!(OpenCl::buffer(imported.piece(30, 8).unwrap()), Some((buffer, 30)));
+}
+
+#[test]
+fn buffers_that_the_host_may_not_copy_are_refused() {
+    let Some(device) = first() else { return };
+    for (flag, name) in [
+        (CL_MEM_HOST_NO_ACCESS, "CL_MEM_HOST_NO_ACCESS"),
+        (CL_MEM_HOST_READ_ONLY, "CL_MEM_HOST_READ_ONLY"),
+        (CL_MEM_HOST_WRITE_ONLY, "CL_MEM_HOST_WRITE_ONLY"),
+    ] {
+        // SAFETY: a context, and no memory of the host.
+        let raw =
+            unsafe { create_buffer(device.context(), CL_MEM_READ_WRITE | flag, 64, null_mut()) }.unwrap();
+        // SAFETY: a buffer.
+        let refused = unsafe { device.import(raw) }.unwrap_err().to_string();
+        assert!(refused.contains(name), "{refused}");
+        // SAFETY: it was made above, and nobody else has it.
+        unsafe { release_mem_object(raw) }.unwrap();
+    }
 }

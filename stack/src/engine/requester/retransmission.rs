@@ -40,13 +40,13 @@ impl QueuePair {
         self.settle(shared);
     }
 
-    /// Lets the ACK timer run on if the pacer, or a copy from memory of a device, holds back what would ask for an answer: a
+    /// Lets the ACK timer run on if the pacer, or the staging of memory of a device, holds back what would ask for an answer: a
     /// silence says nothing then.
     /// Returns whether it does.
     #[cold]
     fn extend_ack_timer(&mut self, shared: &mut Shared) -> bool {
         let Some(timeout) = self.requester.ack_timeout() else { return false };
-        if self.awaits_copy(shared) {
+        if self.awaits_staging(shared) {
             self.requester.ack_deadline = shared.now + timeout;
             shared.scheduler.at(self.handle.0.index, self.requester.ack_deadline);
             return true;

@@ -80,8 +80,9 @@ impl QueuePair {
         false
     }
 
-    /// Whether what is sent next is being copied, and nothing else that was sent waits for an answer.
-    pub(crate) fn awaits_copy(&mut self, shared: &Shared) -> bool {
+    /// Whether what is sent next is being copied, or is a READ without room for what it brings, and nothing else that was sent waits
+    /// for an answer.
+    pub(crate) fn awaits_staging(&mut self, shared: &Shared) -> bool {
         let (number, packet) = match self.next_lost() {
             Some((number, packet)) if self.sq.wqe(number).first_psn + packet != self.requester.una() => {
                 return false;
@@ -90,9 +91,15 @@ impl QueuePair {
             None => (self.requester.cursor(), self.requester.cursor_packet()),
         };
         let Some(staged) = &self.staged else { return false };
-        let is_next =
-            number != self.sq.tail() && self.sq.wqe(number).started && self.is_gathered(shared, number);
-        let Some(path_mtu) = self.path_mtu().filter(|_| is_next) else { return false };
+        if number == self.sq.tail() || !self.sq.wqe(number).started {
+            return false;
+        }
+        if self.sq.wqe(number).kind.is_read {
+            return shared.staging.waits_to_send(self.handle)
+                && shared.mrs.is_on_device(self.sq.sges(number));
+        }
+        let is_gathered = self.is_gathered(shared, number);
+        let Some(path_mtu) = self.path_mtu().filter(|_| is_gathered) else { return false };
         let offset = packet << path_mtu.shift();
         let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
         let is_there = staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end));
