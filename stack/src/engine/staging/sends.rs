@@ -80,31 +80,24 @@ impl QueuePair {
         false
     }
 
-    /// Whether what is sent next is being copied, or is a READ without room for what it brings, and nothing else that was sent waits
-    /// for an answer.
+    /// Whether what is sent next is being copied, or waits for room while nothing that was sent waits for an answer.
     pub(crate) fn awaits_staging(&mut self, shared: &Shared) -> bool {
-        let (number, packet) = match self.next_lost() {
-            Some((number, packet)) if self.sq.wqe(number).first_psn + packet != self.requester.una() => {
-                return false;
-            }
-            Some(lost) => lost,
-            None => (self.requester.cursor(), self.requester.cursor_packet()),
-        };
-        let Some(staged) = &self.staged else { return false };
+        let next = (self.requester.cursor(), self.requester.cursor_packet());
+        let (number, packet) = self.next_lost().unwrap_or(next);
+        let (Some(staged), Some(path_mtu)) = (&self.staged, self.path_mtu()) else { return false };
         if number == self.sq.tail() || !self.sq.wqe(number).started {
             return false;
         }
-        if self.sq.wqe(number).kind.is_read {
-            return shared.staging.waits_to_send(self.handle)
-                && shared.mrs.is_on_device(self.sq.sges(number));
+        let wqe = self.sq.wqe(number);
+        // Or the silence is of what was sent, whose answers may be what makes room.
+        let is_oldest = wqe.first_psn + packet == self.requester.una();
+        let awaits_room = is_oldest && shared.staging.waits_to_send(self.handle);
+        if wqe.kind.is_read {
+            return awaits_room;
         }
-        let is_gathered = self.is_gathered(shared, number);
-        let Some(path_mtu) = self.path_mtu().filter(|_| is_gathered) else { return false };
-        let offset = packet << path_mtu.shift();
-        let end = (offset + path_mtu.bytes()).min(self.sq.wqe(number).length);
+        let end = ((packet + 1) << path_mtu.shift()).min(wqe.length);
         let is_there = staged.sends.position(number, end).is_some_and(|end| staged.sends.stream.has(end));
-        // A stream that is full waits for an answer as others do.
-        !is_there && (staged.sends.stream.is_copying() || shared.staging.waits_to_send(self.handle))
+        self.is_gathered(shared, number) && !is_there && (staged.sends.stream.is_copying() || awaits_room)
     }
 
     /// Starts copies for what is sent next, as far as there is room.
