@@ -227,8 +227,8 @@ impl Cuda {
             asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             asked(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         );
-        let ptx = compiler::compile(&self.context.name, reducer::SOURCE, capability)?;
-        Module::load(&self.context, &ptx)
+        let kernels = compiler::compile(&self.context.name, reducer::SOURCE, capability)?;
+        Module::load(&self.context, &kernels)
     }
 }
 

@@ -32,6 +32,7 @@ use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_sour
 
 use self::buffer::Buffer;
 use self::object::{Kind, Object, meaning, said};
+use self::queue::PinnedStaging;
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::{Memory, Piece};
 use crate::reduction::DataType;
@@ -156,6 +157,8 @@ pub struct OpenCl {
     id: *mut c_void,
     /// For copies that are waited for.
     copies: Mutex<Object>,
+    /// Staging of its queues.
+    pinned: Mutex<Vec<Weak<PinnedStaging>>>,
     /// The reductions, once they are built.
     program: OnceLock<Result<Object, GpuError>>,
 }
@@ -194,6 +197,7 @@ impl OpenCl {
             context,
             id,
             copies: Mutex::new(copies),
+            pinned: Mutex::default(),
             program: OnceLock::new(),
         }))
     }

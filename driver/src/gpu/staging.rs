@@ -8,7 +8,11 @@ use crate::memory::{AnonymousMapping, Span, copy_in};
 ///
 /// A device may write them at any time, so there are no slices of them.
 #[derive(Clone, Debug)]
-pub struct Staging(Arc<AnonymousMapping>);
+pub struct Staging {
+    mapping: Arc<AnonymousMapping>,
+    /// Of the mapping, which has it as a slice.
+    len: usize,
+}
 
 impl Staging {
     /// `len` bytes, zeroed and prefaulted.
@@ -16,16 +20,21 @@ impl Staging {
     /// # Errors
     /// [`GpuError::Staging`].
     pub fn new(len: usize) -> Result<Staging, GpuError> {
-        let mapping = AnonymousMapping::zeroed(len);
-        Ok(Staging(Arc::new(
-            mapping.map_err(|error| GpuError::Staging { bytes: len, reason: error.to_string() })?,
-        )))
+        let mapping = AnonymousMapping::zeroed(len)
+            .map_err(|error| GpuError::Staging { bytes: len, reason: error.to_string() })?;
+        Ok(Staging { mapping: Arc::new(mapping), len })
     }
 
     /// How many bytes.
     #[expect(clippy::len_without_is_empty, reason = "there is no use for one without bytes")]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
+    }
+
+    /// Whether these are the same bytes.
+    #[cfg(feature = "opencl")]
+    pub(super) fn is(&self, other: &Staging) -> bool {
+        Arc::ptr_eq(&self.mapping, &other.mapping)
     }
 
     /// Bytes to copy from.
@@ -73,7 +82,7 @@ impl Staging {
         let inside = at.checked_add(len).is_some_and(|end| end <= self.len());
         assert!(inside, "{len} bytes from {at} on, of staging of {} bytes", self.len());
         // SAFETY: inside the mapping or at its end, as was just seen.
-        unsafe { self.0.base().add(at) }
+        unsafe { self.mapping.base().add(at) }
     }
 }
 

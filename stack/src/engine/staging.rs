@@ -512,7 +512,8 @@ impl Lane {
                 }
             }
         }
-        let has_failed = self.failed.take_if(|failed| *failed == oldest).is_some();
+        // One before it was never told to have been submitted.
+        let has_failed = self.failed.take_if(|failed| *failed <= oldest) == Some(oldest);
         if !has_failed && self.ended < oldest {
             return None;
         }

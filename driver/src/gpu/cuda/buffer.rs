@@ -117,16 +117,24 @@ fn check_pointer(cuda: &Cuda, pointer: CUdeviceptr, len: usize) -> Result<(), Gp
     if !context.is_null() && context != cuda.context.raw() {
         return Err(refused("memory of another context than the device's primary one".to_owned()));
     }
-    let (mut base, mut size) = (0, 0);
-    // SAFETY: where both numbers are to be.
-    current.call("cuMemGetAddressRange", |cuda| unsafe {
-        (cuda.address_range)(&mut base, &mut size, pointer)
-    })?;
-    let end = pointer.checked_sub(base).and_then(|offset| offset.checked_add(len as u64));
-    if end.is_none_or(|end| end > size as u64) {
-        return Err(refused(format!("its allocation is {size} bytes at {base:#x}")));
+    let end = pointer.checked_add(len as u64).ok_or_else(|| refused("no such addresses".to_owned()))?;
+    let mut next = pointer;
+    // Memory that is mapped piece by piece, as PyTorch's expandable segments are, has a range for each.
+    loop {
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: where both numbers are to be.
+        let asked = current
+            .call("cuMemGetAddressRange", |cuda| unsafe { (cuda.address_range)(&mut base, &mut size, next) });
+        let behind = base.saturating_add(size as u64);
+        if asked.is_err() && next > pointer || asked.is_ok() && behind <= next {
+            return Err(refused(format!("its allocation is {} bytes from there on", next - pointer)));
+        }
+        asked?;
+        if behind >= end {
+            return Ok(());
+        }
+        next = behind;
     }
-    Ok(())
 }
 
 impl Block for Buffer {

@@ -10,7 +10,7 @@ use libloading::Library;
 use super::library::{functions, loaders_words};
 use crate::gpu::GpuError;
 
-/// Its names. First that of CUDA 12, whose kernels the drivers of 13 load too; the last is that of a toolkit.
+/// Its names. First that of CUDA 12, whose code the drivers of 13 load too; the last is that of a toolkit.
 const NAMES: [&str; 4] = ["libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.11.2", "libnvrtc.so"];
 
 const SUCCESS: u32 = nvrtcResult::NVRTC_SUCCESS as u32;
@@ -31,31 +31,62 @@ functions! {
         log: nvrtcGetProgramLog(nvrtcProgram, *mut c_char);
         ptx_size: nvrtcGetPTXSize(nvrtcProgram, *mut usize);
         ptx: nvrtcGetPTX(nvrtcProgram, *mut c_char);
+        cubin_size: nvrtcGetCUBINSize(nvrtcProgram, *mut usize);
+        cubin: nvrtcGetCUBIN(nvrtcProgram, *mut c_char);
+        architecture_count: nvrtcGetNumSupportedArchs(*mut c_int);
+        architectures: nvrtcGetSupportedArchs(*mut c_int);
     }
     {
         error_string: nvrtcGetErrorString(u32) -> *const c_char;
     }
 }
 
-/// Compiles kernels for devices of compute capability `major.minor` and later.
+/// Compiles kernels for a device of compute capability `major.minor`, as `cuModuleLoadData` takes them: machine code, which any driver
+/// of the same major version loads. For a device that NVRTC does not know yet it is PTX of the last one before, which a driver
+/// loads that is as new as NVRTC.
 ///
 /// # Errors
-/// [`GpuError::Unsupported`] without NVRTC; [`GpuError::Call`] with what it says about the source.
-pub(super) fn compile(device: &str, source: &CStr, (major, minor): (i32, i32)) -> Result<CString, GpuError> {
+/// [`GpuError::Unsupported`] without NVRTC, and for a device older than all that it knows; [`GpuError::Call`] with what it says about the
+/// source.
+pub(super) fn compile(device: &str, source: &CStr, (major, minor): (i32, i32)) -> Result<Vec<u8>, GpuError> {
     let nvrtc = load(device)?;
+    let wanted = 10 * major + minor;
+    let known = nvrtc.known().map_err(|reason| GpuError::Call {
+        device: device.to_owned(),
+        call: "nvrtcGetSupportedArchs",
+        reason,
+    })?;
+    let Some(chosen) = known.iter().copied().filter(|known| *known <= wanted).max() else {
+        return Err(GpuError::Unsupported {
+            device: device.to_owned(),
+            what: "reductions".to_owned(),
+            reason: format!(
+                "NVRTC compiles for no device as old as compute capability {major}.{minor}: use that of an older CUDA"
+            ),
+        });
+    };
+    let is_exact = chosen == wanted;
     let failed = |call, reason: String| GpuError::Call { device: device.to_owned(), call, reason };
     let program = Program::new(nvrtc, source).map_err(|reason| failed("nvrtcCreateProgram", reason))?;
     // As the processor computes: each operation is rounded, and subnormal numbers are numbers.
-    let architecture = CString::new(format!("--gpu-architecture=compute_{major}{minor}")).unwrap_or_default();
+    let architecture = format!("{}_{chosen}", if is_exact { "sm" } else { "compute" });
+    let architecture = CString::new(format!("--gpu-architecture={architecture}")).unwrap_or_default();
     let options = [&*architecture, c"--fmad=false", c"--ftz=false"].map(CStr::as_ptr);
     // SAFETY: a program, and so many texts that end with a zero.
     let code = unsafe { (nvrtc.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
     if code != SUCCESS {
-        let log = program.text(nvrtc.log_size, nvrtc.log).unwrap_or_default();
-        let reason = format!("{} for compute_{major}{minor}: {}", nvrtc.meaning(code), log.to_string_lossy());
-        return Err(failed("nvrtcCompileProgram", reason.trim_end().to_owned()));
+        let log = program.bytes(nvrtc.log_size, nvrtc.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        let reason = format!("{} for compute capability {chosen}: {log}", nvrtc.meaning(code));
+        return Err(failed("nvrtcCompileProgram", reason.trim_end_matches(['\0', '\n', ' ']).to_owned()));
     }
-    program.text(nvrtc.ptx_size, nvrtc.ptx).map_err(|reason| failed("nvrtcGetPTX", reason))
+    match is_exact {
+        true => {
+            program.bytes(nvrtc.cubin_size, nvrtc.cubin).map_err(|reason| failed("nvrtcGetCUBIN", reason))
+        }
+        // With the zero at its end.
+        false => program.bytes(nvrtc.ptx_size, nvrtc.ptx).map_err(|reason| failed("nvrtcGetPTX", reason)),
+    }
 }
 
 /// It is loaded once, and stays.
@@ -85,12 +116,24 @@ fn find() -> Result<(Functions, Library), String> {
     }
     Err(format!(
         "{}; it compiles them, and comes with CUDA's toolkit (Debian: libnvrtc12; or pip install nvidia-cuda-nvrtc-cu12, and its folder in \
-         LD_LIBRARY_PATH)",
+         LD_LIBRARY_PATH; of the major version that `nvidia-smi` shows, or an older one)",
         first.as_ref().map(loaders_words).unwrap_or_default()
     ))
 }
 
 impl Functions {
+    /// What it compiles for: 75 is compute capability 7.5.
+    fn known(&self) -> Result<Vec<c_int>, String> {
+        let checked = |code| if code == SUCCESS { Ok(()) } else { Err(self.meaning(code)) };
+        let mut count = 0;
+        // SAFETY: where the number is to be.
+        checked(unsafe { (self.architecture_count)(&mut count) })?;
+        let mut known = vec![0; usize::try_from(count).unwrap_or_default()];
+        // SAFETY: room for so many numbers as it said.
+        checked(unsafe { (self.architectures)(known.as_mut_ptr()) })?;
+        Ok(known)
+    }
+
     fn meaning(&self, code: u32) -> String {
         // SAFETY: it takes any number.
         let text = unsafe { (self.error_string)(code) };
@@ -120,24 +163,23 @@ impl Program<'_> {
         }
     }
 
-    /// A text of the program, by the functions that tell its size and copy it.
-    fn text(
+    /// A text or the code of the program, by the functions that tell its size and copy it.
+    fn bytes(
         &self,
         size: unsafe extern "C" fn(nvrtcProgram, *mut usize) -> u32,
         copy: unsafe extern "C" fn(nvrtcProgram, *mut c_char) -> u32,
-    ) -> Result<CString, String> {
+    ) -> Result<Vec<u8>, String> {
         let checked = |code| if code == SUCCESS { Ok(()) } else { Err(self.nvrtc.meaning(code)) };
         let mut len = 0;
         // SAFETY: a program, and where the size is to be.
         checked(unsafe { size(self.raw, &mut len) })?;
         if len > TEXT_MAX {
-            return Err(format!("a text of {len} bytes"));
+            return Err(format!("{len} bytes"));
         }
-        let mut text = vec![0; len];
+        let mut bytes = vec![0; len];
         // SAFETY: room for so many bytes as it said.
-        checked(unsafe { copy(self.raw, text.as_mut_ptr().cast()) })?;
-        text.truncate(text.iter().position(|byte| *byte == 0).unwrap_or(len));
-        CString::new(text).map_err(|error| error.to_string())
+        checked(unsafe { copy(self.raw, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
     }
 }
 

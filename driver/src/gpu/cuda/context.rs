@@ -1,6 +1,6 @@
 //! A device's primary context, and what is in it. A call is made with the context current, and leaves the thread as it was.
 
-use std::ffi::{CStr, c_int, c_uint};
+use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -221,12 +221,15 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Of PTX, which ends with a zero.
-    pub(super) fn load(context: &Arc<Context>, ptx: &CStr) -> Result<Module, GpuError> {
+    /// Of what the compiler has made.
+    pub(super) fn load(context: &Arc<Context>, kernels: &[u8]) -> Result<Module, GpuError> {
         let mut raw = null_mut();
         let loaded = context
             .enter()?
-            // SAFETY: a text that ends with a zero, and where the module is to be.
-            .call("cuModuleLoadData", |cuda| unsafe { (cuda.load_module)(&mut raw, ptx.as_ptr().cast()) });
+            // SAFETY: machine code, which says how long it is, or a text that ends with a zero; and where the module is to be.
+            .call("cuModuleLoadData", |cuda| unsafe {
+                (cuda.load_module)(&mut raw, kernels.as_ptr().cast())
+            });
         loaded.map(|()| Module { context: Arc::clone(context), raw })
     }
 

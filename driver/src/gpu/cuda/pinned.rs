@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::CU_MEMHOSTREGISTER_PORTABLE;
 
 use super::context::Context;
-use super::library::{ALREADY_REGISTERED, SUCCESS};
 use crate::gpu::{GpuError, Staging};
 
 /// What is pinned now, by all devices. Host memory is pinned for all contexts at once, and must not be unpinned under the copies of a second
@@ -26,30 +25,24 @@ struct Pinned {
 #[derive(Debug)]
 pub(super) struct PinnedStaging {
     staging: Staging,
-    /// Whether it is in `PINNED`: else somebody else has pinned it.
-    is_ours: bool,
 }
 
 impl PinnedStaging {
     pub(super) fn new(context: &Arc<Context>, staging: &Staging) -> Result<PinnedStaging, GpuError> {
         let first = address(staging);
-        let shared = |is_ours| PinnedStaging { staging: staging.clone(), is_ours };
+        let shared = || PinnedStaging { staging: staging.clone() };
         let mut pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pinned) = pinned.iter_mut().find(|pinned| pinned.address == first as usize) {
             pinned.queues += 1;
-            return Ok(shared(true));
+            return Ok(shared());
         }
-        let mut is_other = false;
+        // Nobody else knows these bytes: whoever has pinned them did so at this address, to other pages.
         // SAFETY: so many bytes, which stay where they are for as long as they are pinned: every share in them has the staging.
         context.enter()?.call("cuMemHostRegister, of staging", |cuda| unsafe {
-            let code = (cuda.register_host)(first, staging.len(), CU_MEMHOSTREGISTER_PORTABLE);
-            is_other = code == ALREADY_REGISTERED;
-            if is_other { SUCCESS } else { code }
+            (cuda.register_host)(first, staging.len(), CU_MEMHOSTREGISTER_PORTABLE)
         })?;
-        if !is_other {
-            pinned.push(Pinned { address: first as usize, context: Arc::clone(context), queues: 1 });
-        }
-        Ok(shared(!is_other))
+        pinned.push(Pinned { address: first as usize, context: Arc::clone(context), queues: 1 });
+        Ok(shared())
     }
 
     /// Where these bytes are.
@@ -64,9 +57,6 @@ impl PinnedStaging {
 /// Its owner has ended its copies.
 impl Drop for PinnedStaging {
     fn drop(&mut self) {
-        if !self.is_ours {
-            return;
-        }
         let first = address(&self.staging);
         let mut pinned = PINNED.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(index) = pinned.iter().position(|pinned| pinned.address == first as usize) else { return };

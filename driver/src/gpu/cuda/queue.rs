@@ -120,7 +120,7 @@ fn wait_for_gathers(
 
 impl Tickets for CopyQueue {
     fn done(&mut self, _now: Nanos) -> Result<Ticket, Failed> {
-        self.copies.done(&self.cuda)
+        self.copies.done(&self.cuda, &[&self.gathers, &self.scatters])
     }
 
     fn next_deadline(&self, now: Nanos) -> Option<Nanos> {

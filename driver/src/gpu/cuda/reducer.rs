@@ -126,7 +126,7 @@ fn kernel(
 
 impl Tickets for KernelQueue {
     fn done(&mut self, _now: Nanos) -> Result<Ticket, Failed> {
-        self.reductions.done(&self.cuda)
+        self.reductions.done(&self.cuda, &[&self.stream])
     }
 
     fn next_deadline(&self, now: Nanos) -> Option<Nanos> {

@@ -1,4 +1,3 @@
-use std::ffi::CString;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
@@ -17,8 +16,10 @@ fn first() -> Option<Arc<Cuda>> {
 }
 
 /// The kernels as PTX, or why they can't be tried.
-fn compiled(source: &CStr) -> Result<CString, GpuError> {
-    compiler::compile("cuda:0", source, (7, 5)).inspect_err(|error| println!("skipped: {error}"))
+fn compiled(source: &CStr, capability: (i32, i32)) -> Result<String, GpuError> {
+    let kernels = compiler::compile("cuda:0", source, capability);
+    let kernels = kernels.inspect_err(|error| println!("skipped: {error}"))?;
+    Ok(String::from_utf8_lossy(&kernels).into_owned())
 }
 
 #[test]
@@ -46,26 +47,28 @@ fn memory_of_others_has_no_pointer() {
 /// Where NVRTC is, and without a GPU.
 #[test]
 fn the_kernels_are_compiled_by_nvrtc() {
-    let ptx = match compiled(reducer::SOURCE) {
-        Ok(ptx) => ptx.into_string().unwrap(),
-        Err(error) => {
+    // Machine code for a device that it knows, PTX for one that comes after.
+    let (code, ptx) = match (compiled(reducer::SOURCE, (7, 5)), compiled(reducer::SOURCE, (99, 0))) {
+        (Ok(code), Ok(ptx)) => (code, ptx),
+        (Err(error), _) | (_, Err(error)) => {
             assert!(matches!(error, GpuError::Unsupported { .. }), "{error}");
             return;
         }
     };
+    assert!(code.starts_with("\x7fELF") && ptx.ends_with('\0'));
     for (data_type, op) in DataType::ALL.iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op)))
     {
         assert!(ptx.contains(&format!(".entry {op}_{data_type}(")), "no {op}_{data_type} in {ptx}");
+        assert!(code.contains(&format!(".text.{op}_{data_type}\0")), "no {op}_{data_type}");
     }
     // Neither fused nor flushed.
     assert!(!ptx.contains("fma.") && !ptx.contains(".ftz"), "{ptx}");
-    let refused = compiled(c"void kernel( {").unwrap_err().to_string();
-    assert!(
-        refused.starts_with(
-            "cuda:0: nvrtcCompileProgram: NVRTC_ERROR_COMPILATION (6) for compute_75: reduce.c(1)"
-        ),
-        "{refused}"
-    );
+    let refused = compiled(c"void kernel( {", (7, 5)).unwrap_err().to_string();
+    let expected =
+        "cuda:0: nvrtcCompileProgram: NVRTC_ERROR_COMPILATION (6) for compute capability 75: reduce.c(1)";
+    assert!(refused.starts_with(expected), "{refused}");
+    let refused = compiled(reducer::SOURCE, (1, 0)).unwrap_err().to_string();
+    assert!(refused.contains("NVRTC compiles for no device as old as compute capability 1.0"), "{refused}");
 }
 
 /// What differs from the C of OpenCL, by another compiler than NVIDIA's.

@@ -86,11 +86,15 @@ impl UnderWay {
     }
 
     /// The watermark. Of a device that is gone, each event says that it is.
-    pub(super) fn done(&mut self, cuda: &Cuda) -> Result<Ticket, Failed> {
+    pub(super) fn done(&mut self, cuda: &Cuda, streams: &[&Stream]) -> Result<Ticket, Failed> {
         while let Some(oldest) = self.commands.front() {
             let has_come = cuda.context.enter().and_then(|current| current.has_come(&oldest.event));
             if let Ok(false) = has_come {
                 return Ok(Ticket(oldest.ticket.0 - 1));
+            }
+            if has_come.is_err() {
+                // It says nothing of the commands, and what they name is let go of now.
+                streams.iter().for_each(|stream| stream.end_at_last());
             }
             let Some(Commands { ticket, event, failed, .. }) = self.commands.pop_front() else { break };
             self.events.push(event);

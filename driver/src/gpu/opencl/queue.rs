@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 
 use arrayvec::ArrayVec;
 use cl3::command_queue::{
@@ -23,7 +23,7 @@ use crate::memory::Piece;
 pub(super) struct CopyQueue {
     opencl: Arc<OpenCl>,
     commands: Object,
-    staging: PinnedStaging,
+    staging: Arc<PinnedStaging>,
     copies: VecDeque<UnderWay>,
     last: Ticket,
     /// Room for the events that a copy waits for.
@@ -61,15 +61,28 @@ impl UnderWay {
         self.failed.is_none()
     }
 
+    /// Has it begun: nothing is before. Where that fails it is over when all of the queue is, for what was submitted may begin all the
+    /// same.
+    pub(super) fn flush(&mut self, commands: &Object) {
+        if let Err(code) = flush(commands.raw()) {
+            self.failed = Some(("clFlush", code));
+            end(commands);
+        }
+    }
+
     /// Whether all of it has ended.
-    fn has_ended(&mut self) -> bool {
+    fn has_ended(&mut self, commands: &Object) -> bool {
         while let Some(event) = self.events.get(self.ended) {
             match get_event_info(event.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) {
                 Ok(InfoType::Int(CL_COMPLETE)) => {}
                 Ok(InfoType::Int(code)) if code > 0 => return false,
                 Ok(InfoType::Int(code)) => drop(self.failed.get_or_insert(("a command on it", code))),
                 Ok(_) => return false,
-                Err(code) => drop(self.failed.get_or_insert(("clGetEventInfo", code))),
+                Err(code) => {
+                    // It says nothing of the command.
+                    end(commands);
+                    self.failed.get_or_insert(("clGetEventInfo", code));
+                }
             }
             self.ended += 1;
         }
@@ -79,11 +92,11 @@ impl UnderWay {
 
 /// The watermark of what is under way, oldest first.
 pub(super) fn done(
-    opencl: &OpenCl,
+    (opencl, commands): (&OpenCl, &Object),
     under_way: &mut VecDeque<UnderWay>,
     last: Ticket,
 ) -> Result<Ticket, Failed> {
-    while under_way.front_mut().is_some_and(UnderWay::has_ended)
+    while under_way.front_mut().is_some_and(|oldest| oldest.has_ended(commands))
         && let Some(ended) = under_way.pop_front()
     {
         if let Some((call, code)) = ended.failed {
@@ -103,7 +116,7 @@ pub(super) fn end(commands: &Object) {
 impl CopyQueue {
     pub(super) fn new(opencl: Arc<OpenCl>, staging: &Staging) -> Result<CopyQueue, GpuError> {
         let commands = opencl.commands_in_any_order()?;
-        let staging = PinnedStaging::new(&opencl, staging)?;
+        let staging = opencl.pinned(staging)?;
         Ok(CopyQueue {
             opencl,
             commands,
@@ -147,9 +160,8 @@ impl CopyQueue {
                 break;
             }
         }
+        copy.flush(commands);
         copies.push_back(copy);
-        // Nothing is begun before.
-        flush(commands.raw()).map_err(opencl.failed("clFlush"))?;
         Ok(*last)
     }
 }
@@ -198,7 +210,7 @@ impl Queue for CopyQueue {
 
 impl Tickets for CopyQueue {
     fn done(&mut self, _now: Nanos) -> Result<Ticket, Failed> {
-        done(&self.opencl, &mut self.copies, self.last)
+        done((&self.opencl, &self.commands), &mut self.copies, self.last)
     }
 
     fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
@@ -212,8 +224,10 @@ impl Drop for CopyQueue {
     }
 }
 
-/// Staging that the device's driver was shown, so that it need not copy it once more.
-struct PinnedStaging {
+/// Staging that the device's driver was shown, so that it need not copy it once more. One for all queues: what commands on two
+/// buffers over the same bytes do is undefined.
+#[derive(Debug)]
+pub(super) struct PinnedStaging {
     commands: Object,
     buffer: Object,
     mapped: *mut c_void,
@@ -246,6 +260,23 @@ impl PinnedStaging {
 
 // SAFETY: the pointer is only given back to OpenCL.
 unsafe impl Send for PinnedStaging {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedStaging {}
+
+impl OpenCl {
+    /// The staging as the driver was shown it, by this queue or one before.
+    fn pinned(&self, staging: &Staging) -> Result<Arc<PinnedStaging>, GpuError> {
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        pinned.retain(|shown| shown.strong_count() > 0);
+        let shown = pinned.iter().filter_map(Weak::upgrade);
+        if let Some(shown) = shown.into_iter().find(|shown| shown.staging.is(staging)) {
+            return Ok(shown);
+        }
+        let shown = Arc::new(PinnedStaging::new(self, staging)?);
+        pinned.push(Arc::downgrade(&shown));
+        Ok(shown)
+    }
+}
 
 impl Drop for PinnedStaging {
     fn drop(&mut self) {

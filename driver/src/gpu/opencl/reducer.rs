@@ -6,7 +6,7 @@ use std::ptr::null;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use cl3::command_queue::{enqueue_nd_range_kernel, flush};
+use cl3::command_queue::enqueue_nd_range_kernel;
 use cl3::kernel::{create_kernel, set_kernel_arg};
 
 use super::OpenCl;
@@ -17,6 +17,9 @@ use crate::Nanos;
 use crate::gpu::{Failed, GpuError, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
 use crate::reduction::{DataType, ReduceOp};
+
+/// Items that may be computed with together.
+const GROUP: usize = 256;
 
 pub(super) struct KernelQueue {
     opencl: Arc<OpenCl>,
@@ -83,16 +86,17 @@ impl Reducer for KernelQueue {
         unsafe { argument(kernel, 4, &count) }.map_err(self.opencl.failed("clSetKernelArg"))?;
         let mut reduction = UnderWay::new(ticket, spans);
         if count > 0 {
-            let items = count as usize;
-            // SAFETY: one item for each element, all of which were seen to be in the pieces.
+            // Of a multiple, groups of items can be large. Those beyond the count do nothing.
+            let items = (count as usize).next_multiple_of(GROUP);
+            // SAFETY: the kernel looks at elements below the count alone, all of which were seen to be in the pieces.
             let event = unsafe {
                 enqueue_nd_range_kernel(self.commands.raw(), kernel, 1, null(), &items, null(), 0, null())
             };
             reduction.submitted("clEnqueueNDRangeKernel", event);
         }
+        reduction.flush(&self.commands);
         self.last = ticket;
         self.reductions.push_back(reduction);
-        flush(self.commands.raw()).map_err(self.opencl.failed("clFlush"))?;
         Ok(ticket)
     }
 }
@@ -106,7 +110,7 @@ unsafe fn argument<T>(kernel: *mut c_void, index: u32, value: &T) -> Result<(), 
 
 impl Tickets for KernelQueue {
     fn done(&mut self, _now: Nanos) -> Result<Ticket, Failed> {
-        done(&self.opencl, &mut self.reductions, self.last)
+        done((&self.opencl, &self.commands), &mut self.reductions, self.last)
     }
 
     fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
