@@ -8,7 +8,7 @@ use tracing::{debug, warn};
 
 use crate::all_reduce::{AllReduce, spread_failure};
 use crate::rendezvous::{Point, Session, rendezvous};
-use crate::ring::{ABORT_TIME, Ring, allocate, register};
+use crate::ring::{ABORT_TIME, Ring, allocate, deregister, register};
 use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 
 /// Memory that is registered with a communicator. It is named by this handle until
@@ -158,7 +158,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Verbs`] for a buffer of another communicator, or one deregistered before.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
-        let memory = self.context.deregister(buffer.mr)?;
+        let memory = deregister(&mut self.context, &mut self.poller, buffer.mr)?;
         self.buffers.retain(|other| *other != buffer);
         Ok(memory)
     }
@@ -286,10 +286,10 @@ impl Communicator {
                 // The others may be gone; that the communicator failed was said before.
                 (Err(error), Some(_)) => warn!(rank = self.rank, %error, "leaving a failed communicator"),
             }
-            ring.destroy(&mut self.context)?;
+            ring.destroy(&mut self.context, &mut self.poller)?;
         }
         for buffer in self.buffers.iter().chain([&self.token]) {
-            self.context.deregister(buffer.mr)?;
+            deregister(&mut self.context, &mut self.poller, buffer.mr)?;
         }
         self.context.dealloc_pd(self.pd)?;
         Ok(self.context)
@@ -306,6 +306,7 @@ impl Communicator {
     fn note(&mut self, result: Result<(), Error>) -> Result<(), Error> {
         if let (Err(error), Some(Links { ring, .. })) = (&result, &mut self.links) {
             self.failed = Some(error.to_string());
+            ring.end_reductions();
             if let Err(second) = spread_failure(&mut self.context, &mut self.poller, ring, error, ABORT_TIME)
             {
                 debug!(rank = self.rank, %second, "the neighbours were not told");

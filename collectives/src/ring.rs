@@ -17,8 +17,8 @@ use std::time::Duration;
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket};
 use ferroce::{
-    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig,
-    Qpn, RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp,
+    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, Nanos, PathMtu, Pd, Poller, Psn, Qp,
+    QpConfig, Qpn, RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp,
     SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
@@ -64,6 +64,21 @@ pub(crate) struct DeviceReducer {
     reducer: Box<dyn Reducer>,
     /// Everything up to it has ended.
     done: Ticket,
+}
+
+/// Ends a registration, behind the copies of a device that are under way.
+pub(crate) fn deregister(context: &mut Context, poller: &mut Poller, mr: Mr) -> Result<Memory, Error> {
+    /// Longer than copies take.
+    const AT_MOST: Duration = Duration::from_secs(10);
+    let start = poller.now();
+    loop {
+        match context.deregister(mr) {
+            Err(ferroce::Error::Busy { .. }) if poller.now().since(start) < AT_MOST => {
+                context.poll(poller.now())?;
+            }
+            result => return Ok(result?),
+        }
+    }
 }
 
 impl DeviceReducer {
@@ -283,13 +298,20 @@ impl Ring {
         Ok(())
     }
 
+    /// After a failure nobody asks for the reductions that are under way, which keep buffers: they end here.
+    pub(crate) fn end_reductions(&mut self) {
+        self.reducer = None;
+    }
+
     /// Frees everything that `new` has made.
-    pub(crate) fn destroy(self, context: &mut Context) -> Result<(), Error> {
+    pub(crate) fn destroy(mut self, context: &mut Context, poller: &mut Poller) -> Result<(), Error> {
+        self.end_reductions();
         context.destroy_qp(self.left.qp)?;
         context.destroy_qp(self.right.qp)?;
         context.destroy_cq(self.cq)?;
-        context.deregister(self.staging)?;
-        context.deregister(self.mailbox)?;
+        for mr in [self.staging, self.mailbox] {
+            deregister(context, poller, mr)?;
+        }
         Ok(())
     }
 
