@@ -487,9 +487,12 @@ impl StagingPool {
         copies.chain(open).chain(waits.then_some(now + IDLE)).min()
     }
 
-    /// Whoever comes no more lets go of its place.
-    pub(crate) fn forget_absent(&mut self, now: Nanos) {
-        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| now.since(waiting.since) < PATIENCE));
+    /// Whoever has not come for long lets go of its place, and is to look for another if it needs one still.
+    pub(crate) fn next_absent(&mut self, now: Nanos) -> Option<Qp> {
+        self.waiting.iter_mut().find_map(|line| {
+            let index = line.iter().position(|waiting| now.since(waiting.since) >= PATIENCE)?;
+            line.remove(index).map(|absent| absent.qp)
+        })
     }
 }
 

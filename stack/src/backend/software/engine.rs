@@ -354,7 +354,11 @@ impl Engine {
         for (counter, count) in counts.into_iter().chain([(Counter::DeviceBytes, bytes)]) {
             shared.counters.set(counter, count);
         }
-        shared.staging.forget_absent(shared.now);
+        while let Some(absent) = shared.staging.next_absent(shared.now) {
+            if let Some(qp) = qps.get_mut(absent.0) {
+                qp.take_room(shared);
+            }
+        }
         if let Some(qp) = shared.staging.idlest_sender(shared.now).and_then(|qp| qps.get_mut(qp.0)) {
             qp.give_up_sends(shared);
         }
