@@ -207,8 +207,9 @@ impl Landing {
         let chunks = (self.reserved.len() - promised).min(wanted);
         let count = packets.min(chunks as u32 * in_chunk);
         match self.parts.get_mut(index) {
-            Some(part) => part.1 = chunks,
-            None => self.parts.push_back((psn + count, chunks)),
+            Some((end, promised)) if end.distance(psn) as u32 == count => *promised = chunks,
+            // The peer may know the READ as it was asked for before, or as it is now: nothing that is asked for again ends between.
+            _ => self.parts.insert(index, (psn + count, chunks)),
         }
         Some(count)
     }
