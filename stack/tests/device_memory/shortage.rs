@@ -10,6 +10,8 @@ use ferroce_test_support::pair::{QKEY, Setup};
 
 use super::world::{World, rights, sge};
 
+type Configure = fn(Config) -> Config;
+
 fn four_chunks(config: Config) -> Config {
     config.staging_chunks(4)
 }
@@ -30,8 +32,8 @@ fn a_queue_pair_that_has_failed_keeps_no_chunks() {
 /// kept for READs, must not wait for each other.
 #[test]
 fn an_outage_ends_nothing_for_want_of_chunks() {
-    let cases: [(fn(Config) -> Config, usize, usize); 3] =
-        [(four_chunks, 2, 1 << 10), (four_chunks, 8, 1 << 10), (|config| config, 100, 1 << 16)];
+    let as_usual: Configure = |config| config;
+    let cases = [(four_chunks as Configure, 2, 1 << 10), (four_chunks, 8, 1 << 10), (as_usual, 100, 1 << 16)];
     for selective_repeat in [false, true] {
         for (config, qps, len) in cases {
             let setup = Setup { qps, timeout: 10, selective_repeat, config, ..Setup::default() };

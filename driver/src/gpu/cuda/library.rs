@@ -25,7 +25,6 @@ pub(super) const SUCCESS: u32 = CUresult::CUDA_SUCCESS as u32;
 pub(super) const NOT_READY: u32 = CUresult::CUDA_ERROR_NOT_READY as u32;
 /// There is no GPU.
 pub(super) const NO_DEVICE: u32 = CUresult::CUDA_ERROR_NO_DEVICE as u32;
-/// Host memory is pinned already.
 
 /// A table of functions that are called by name, and how they are found. The types of those in the first braces are `$bindings`'s.
 macro_rules! functions {
