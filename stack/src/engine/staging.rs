@@ -65,6 +65,8 @@ pub(crate) struct StagingPool {
     copiers: Vec<Copier>,
     /// Queue pairs that found no chunk, in this order; those with requests of their own are the second.
     waiting: [VecDeque<InLine>; 2],
+    /// Queue pairs that have a chunk for what their peers are to send again, in the order in which they got it.
+    promised: VecDeque<InLine>,
     /// Queue pairs with bytes that were received and are not being copied yet.
     open: Vec<Qp>,
     /// The number of the last copy.
@@ -112,7 +114,7 @@ impl Target {
     }
 }
 
-/// A queue pair that found no chunk, and when it last looked for one.
+/// A queue pair that found no chunk, and when it last looked for one; or one that was given one, and when.
 #[derive(Clone, Copy)]
 struct InLine {
     qp: Qp,
@@ -170,6 +172,7 @@ impl StagingPool {
             own: 0,
             copiers: Vec::new(),
             waiting: Default::default(),
+            promised: VecDeque::new(),
             open: Vec::new(),
             last: 0,
             started: Started::default(),
@@ -206,6 +209,7 @@ impl StagingPool {
             self.free = (0..self.limit).rev().collect();
             self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
             self.open.reserve(max_qps);
+            self.promised.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = || -> Result<Lane, GpuError> {
@@ -314,6 +318,7 @@ impl StagingPool {
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
+        self.promised.retain(|promised| promised.qp != qp);
         self.close(qp);
     }
 
@@ -350,6 +355,23 @@ impl StagingPool {
     /// Whether `qp` waits for a chunk to send from.
     pub(crate) fn waits_to_send(&self, qp: Qp) -> bool {
         self.waiting[1].iter().any(|waiting| waiting.qp == qp)
+    }
+
+    /// Whether `qp` waits for a chunk.
+    pub(crate) fn waits(&self, qp: Qp) -> bool {
+        self.waiting.iter().flatten().any(|waiting| waiting.qp == qp)
+    }
+
+    /// Notes that `qp` has a chunk for what its peer is to send again.
+    pub(crate) fn promise(&mut self, now: Nanos, qp: Qp) {
+        self.promised.retain(|promised| promised.qp != qp);
+        self.promised.push_back(InLine { qp, since: now });
+    }
+
+    /// A queue pair whose peer has not come for long.
+    pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
+        self.promised.front().filter(|promised| now.since(promised.since) >= PATIENCE)?;
+        self.promised.pop_front().map(|promised| promised.qp)
     }
 
     /// Notes that `qp` has bytes that are to be copied.
@@ -484,7 +506,8 @@ impl StagingPool {
             lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (!self.open.is_empty()).then_some(now + SOON);
-        copies.chain(open).chain(waits.then_some(now + IDLE)).min()
+        let promised = self.promised.front().map(|promised| promised.since + PATIENCE);
+        copies.chain(open).chain(promised).chain(waits.then_some(now + IDLE)).min()
     }
 
     /// Whoever has not come for long lets go of its place, and is to look for another if it needs one still.

@@ -359,6 +359,11 @@ impl Engine {
                 qp.take_room(shared);
             }
         }
+        while let Some(in_vain) = shared.staging.next_in_vain(shared.now) {
+            if let Some(qp) = qps.get_mut(in_vain.0) {
+                qp.give_back_chunk(shared);
+            }
+        }
         if let Some(qp) = shared.staging.idlest_sender(shared.now).and_then(|qp| qps.get_mut(qp.0)) {
             qp.give_up_sends(shared);
         }
@@ -367,7 +372,7 @@ impl Engine {
             if let Some(qp) = qps.get_mut(handle.0) {
                 qp.take_room(shared);
             }
-            place += 1;
+            place += usize::from(shared.staging.waits(handle));
         }
     }
 

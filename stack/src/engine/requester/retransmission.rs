@@ -136,9 +136,7 @@ impl QueuePair {
         if self.staged.as_mut().is_some_and(|staged| std::mem::take(&mut staged.awaits_room)) {
             self.requester.rnr_deadline = Nanos::NEVER;
         }
-        if self.staged.as_mut().is_some_and(|staged| std::mem::take(&mut staged.is_starved)) {
-            self.ask_again(shared);
-        }
+        self.feed(shared);
         self.schedule(shared);
     }
 

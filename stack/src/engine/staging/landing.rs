@@ -16,8 +16,9 @@ pub(crate) struct Landing {
     purpose: Purpose,
     /// Oldest first. Those that are not copied yet are the last.
     batches: VecDeque<LandingBatch>,
-    /// Chunks for what READs have asked for, and the parts that have, in order: the PSN behind each, and its chunks.
+    /// Chunks for what READs have asked for, or for a request that found none and is to come again.
     reserved: Vec<u16>,
+    /// The parts that READs have asked for, in order: the PSN behind each, and its chunks.
     parts: VecDeque<(Psn, usize)>,
     /// Completions behind a batch, in order.
     completions: VecDeque<CompletionBehind>,
@@ -80,7 +81,7 @@ pub(crate) struct LandingPlace {
 impl Landing {
     /// With room for what a queue of `depth` requests can bring.
     pub(crate) fn new(purpose: Purpose, pool: &StagingPool, depth: u32) -> Landing {
-        let reads = if purpose == Purpose::Responses { pool.limit() } else { 0 };
+        let reads = if purpose == Purpose::Responses { pool.limit() } else { 1 };
         Landing {
             purpose,
             batches: VecDeque::with_capacity(pool.limit()),
@@ -173,6 +174,11 @@ impl Landing {
             None => self.batches.len().checked_sub(1),
             copier => self.batches.iter().rposition(|batch| batch.copier == copier),
         }
+    }
+
+    /// A chunk for a request that is asked for again.
+    pub(crate) fn keep(&mut self, chunk: u16) {
+        self.reserved.push(chunk);
     }
 
     /// Room for the responses to a READ, of which `packets` from `psn` on are to be asked for: so many of them may be. `None` if

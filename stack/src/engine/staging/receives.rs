@@ -201,6 +201,25 @@ impl QueuePair {
         !std::mem::replace(&mut staged.is_starved, true)
     }
 
+    /// Keeps a chunk for a request that found none, and asks for it again: by the time it comes others would have taken it.
+    pub(crate) fn feed(&mut self, shared: &mut Shared) {
+        let (handle, now) = (self.handle, shared.now);
+        let Some(staged) = self.staged.as_mut().filter(|staged| staged.is_starved) else { return };
+        if let Some(chunk) = shared.staging.take(now, handle, Purpose::Requests) {
+            staged.is_starved = false;
+            staged.requests.keep(chunk);
+            shared.staging.promise(now, handle);
+            self.ask_again(shared);
+        }
+    }
+
+    /// The peer has not sent it again.
+    pub(crate) fn give_back_chunk(&mut self, shared: &mut Shared) {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.give_up_parts(&mut shared.staging);
+        }
+    }
+
     /// A NAK waits for what was executed.
     #[cold]
     pub(crate) fn want_visible(&mut self) {
@@ -400,6 +419,7 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return };
         staged.requests.want();
         staged.responses.want();
+        staged.requests.give_up_parts(&mut shared.staging);
         staged.responses.give_up_parts(&mut shared.staging);
         if !owes {
             staged.answers.give_up(&mut shared.staging);
