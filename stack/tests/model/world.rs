@@ -24,8 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// loss in a long READ takes one.
 const PATIENCE_WITH_DEVICES: Duration = Duration::from_secs(160);
 const PATIENCE_TURNS: u32 = 1_000_000;
-/// Longer than copies land late, also those that wait for others that fill the queue, twice.
-const COPIES_END: Duration = Duration::from_millis(40);
+/// Longer than copies land late, also those that wait for others that fill the queue, and shorter than ACK timeouts end a
+/// connection of hosts.
+const COPIES_END: Duration = Duration::from_millis(24);
 /// Receives of a shared receive queue.
 pub(crate) const SHARED: u64 = 32;
 /// Connections that share receives have messages of this size.
@@ -452,7 +453,9 @@ impl World {
             for e in [0, 1] {
                 self.collect(e)?;
             }
-            let next = self.ends.iter().filter_map(|end| end.context.next_timeout()).min().unwrap_or(end);
+            // What others have under way goes on meanwhile.
+            let timeouts = self.ends.iter().filter_map(|end| end.context.next_timeout());
+            let next = timeouts.chain(self.network.next_arrival()).min().unwrap_or(end);
             self.now = next.clamp(Nanos(self.now.0 + 1), self.now + Duration::from_millis(1));
         }
         Ok(())
