@@ -77,6 +77,9 @@ impl Communicator {
     /// processor ([`reduce`](crate::reduce)). Buffers of other memory, also of another handle of the device, work as well, reduced by
     /// the processor in copies. [`piece`](Communicator::piece) names a buffer for kernels.
     ///
+    /// Kernels that write a buffer have ended (`clFinish`, `cudaStreamSynchronize`, or an event) before a call with it, and those that
+    /// read it begin behind it: the calls wait for no stream of the program's.
+    ///
     /// Other ranks may have another device, or none.
     ///
     /// # Errors

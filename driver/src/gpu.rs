@@ -119,7 +119,8 @@ pub struct DmaBuf {
 /// What was submitted, and what of it has ended.
 pub trait Tickets: Send {
     /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. Never
-    /// blocks.
+    /// waits for a copy; what has ended lets go of its share in the memory, and the last share frees it, which a library may take
+    /// its time for (`cuMemFree` waits for the device).
     ///
     /// # Errors
     /// [`Failed`]: what has this ticket has failed, and all before it have ended. Asked again, the queue goes on behind it. Of a
@@ -165,6 +166,8 @@ pub trait Reducer: Tickets {
     /// # Errors
     /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with;
     /// [`GpuError::Unaligned`]; [`GpuError::Call`].
+    ///
+    /// Pieces that overlap, and are not the same, have any result.
     ///
     /// # Panics
     /// If the pieces are not equally long, or one is another device's.

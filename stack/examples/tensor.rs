@@ -1,6 +1,6 @@
 //! A tensor from one GPU to another, on two hosts: `tensor udp:192.0.2.2 opencl:0 listen 192.0.2.2:7000` at one, then
 //! `tensor udp:192.0.2.1 opencl:0 connect 192.0.2.2:7000` at the other, built with `--features opencl`; `cuda:0` with
-//! `--features cuda`. No byte of it is read or written by the processor of either end but to fill and to check it.
+//! `--features cuda`. The processor touches the memory of neither GPU: the GPUs copy, to and from staging.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -38,7 +38,7 @@ fn send(device: &str, gpu: &dyn Gpu, peer: TcpStream) -> Outcome<()> {
     let (op, sges) = (SendOp::WriteWithImm(there.at(0), 1), [end.tensor.sge(0..4 * ELEMENTS as u64)]);
     let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
     end.context.post_send(end.qp, &wr)?;
-    // Completed: it is in the other GPU's memory, and this one's may be computed with again.
+    // Completed: it is in the other GPU's memory, if that end is no RNIC, and this one's may be computed with again.
     end.context.wait_cq(end.cq, PATIENCE)?.ok_or("no completion in 10 s")?.ok()?;
     Ok(())
 }
@@ -48,7 +48,8 @@ fn receive(device: &str, gpu: &dyn Gpu, peer: TcpStream) -> Outcome<()> {
     end.connect()?;
     end.context.post_recv(end.qp, &ReceiveWorkRequest { wr_id: 2, sges: &[] })?;
     let completion = end.context.wait_cq(end.cq, PATIENCE)?.ok_or("no tensor in 10 s")?.ok()?;
-    // From here on kernels may use it, where it is: `OpenCl::buffer` and `Cuda::pointer` name it for them.
+    // From here on kernels may use it, where it is: `OpenCl::buffer` and `Cuda::pointer` name it for
+    // them, by `context.piece`.
     println!("a tensor of {} bytes, number {:?}", completion.byte_len, completion.immediate);
     let mut last = [0; 4];
     end.context.read(end.tensor, 4 * ELEMENTS as u64 - 4, &mut last)?;

@@ -180,6 +180,9 @@ impl Cuda {
     /// reference to it (by PyO3 a `Py<PyAny>`; from C++ a `torch::Tensor`): once PyTorch has none, its cache gives the bytes to the
     /// next tensor, and they stay allocated all the same. Memory of `cudaMallocAsync` and of expandable segments has not been tried.
     ///
+    /// Once it is registered with an RNIC, all calls of the program on the whole allocation are synchronous
+    /// (`CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`), so that a card sees what has been said to have ended.
+    ///
     /// # Safety
     /// The bytes stay allocated for as long as `owner` is there.
     ///

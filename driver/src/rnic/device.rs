@@ -1,6 +1,7 @@
 //! A device that is open.
 
-use std::ffi::{CStr, c_int};
+use std::env;
+use std::ffi::{CStr, OsStr, OsString, c_int};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -21,6 +22,9 @@ use crate::Error;
 const GIDS_MAX: usize = 1 << 16;
 const PKEYS_MAX: c_int = 128;
 
+/// By 0 it turns off that the provider of ConnectX has the card put short messages into completions, from where the CPU copies them.
+pub(super) const SCATTER: &str = "MLX5_SCATTER_TO_CQE";
+
 /// A device that is open. Clones are the same one; it is closed with the last of them and of what was made on it.
 #[derive(Clone, Debug)]
 pub struct Device(Arc<Opened>);
@@ -30,6 +34,8 @@ struct Opened {
     loaded: Arc<Loaded>,
     context: NonNull<Context>,
     name: String,
+    /// What `MLX5_SCATTER_TO_CQE` was then: the provider of ConnectX looks at it when a queue pair is made.
+    scatter: Option<OsString>,
 }
 
 // SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
@@ -59,7 +65,13 @@ impl Device {
         let source = io::Error::last_os_error();
         match NonNull::new(context) {
             Some(context) => {
-                Ok(Device(Arc::new(Opened { loaded: loaded.clone(), context, name: name.to_owned() })))
+                let scatter = env::var_os(SCATTER);
+                Ok(Device(Arc::new(Opened {
+                    loaded: loaded.clone(),
+                    context,
+                    name: name.to_owned(),
+                    scatter,
+                })))
             }
             None => {
                 let (call, device) = ("ibv_open_device", name.to_owned());
@@ -71,6 +83,11 @@ impl Device {
     /// Such as `mlx5_0` or `rxe0`.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// What [`SCATTER`] was when it was opened.
+    pub(super) fn scatter(&self) -> Option<&OsStr> {
+        self.0.scatter.as_deref()
     }
 
     /// The name of another device.

@@ -1,11 +1,11 @@
 //! Memory of a GPU for an RNIC, as a dma-buf.
 
-use std::env;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use super::abi::Mr;
+use super::device::{Device, SCATTER};
 use super::memory::{ProtectionDomain, access, check_page, page_size};
 use super::remedy;
 use crate::gpu::DmaBuf;
@@ -20,8 +20,6 @@ pub(crate) const COPY_INSTEAD: &str = "register memory of the host and copy (Mem
 /// Cards as `ibv_query_device` numbers their makers.
 const MELLANOX: u32 = 0x02c9;
 const HISILICON: u32 = 0x19e5;
-/// What turns off that the provider of ConnectX copies with the CPU.
-const SCATTER: &str = "MLX5_SCATTER_TO_CQE";
 
 /// A GPU's memory that is about to be registered.
 ///
@@ -54,7 +52,7 @@ impl Exported {
             return Err(Error::Invalid { parameter: "access", value: "MW_BIND".to_owned(), expected });
         }
         match device.vendor()? {
-            MELLANOX => check_scatter(device.name())?,
+            MELLANOX => check_scatter(device)?,
             HISILICON => {
                 return Err(refused(
                     "the card's provider copies short messages with the CPU, which can't reach memory of a GPU",
@@ -106,10 +104,10 @@ impl Exported {
     }
 }
 
-/// That the provider of ConnectX does not copy what comes. It looks at the variable when a queue pair is made.
-fn check_scatter(card: &str) -> Result<(), Error> {
-    let value = env::var_os(SCATTER);
-    if value.as_ref().is_some_and(|value| value == "0") {
+/// That the provider of ConnectX does not copy what comes to the queue pairs that there are.
+fn check_scatter(device: &Device) -> Result<(), Error> {
+    let (card, value) = (device.name(), device.scatter());
+    if value.is_some_and(|value| value == "0") {
         return Ok(());
     }
     let value = value.map_or("(not set)".into(), |value| value.to_string_lossy().into_owned());

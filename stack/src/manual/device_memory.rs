@@ -46,7 +46,7 @@
 //! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies 64 KiB at a time ([`Config::staging_chunk`]) to host memory, from which packets are sent, and the other way round; no copy for each packet, and no load or store of the CPU to the GPU's memory |
 //! | RNIC | by itself, through a dma-buf that the kernel makes of the GPU's memory ([`memory`](super::memory) has the conditions); where the card, its driver or the kernel refuses, so does [`Context::register`], with the reason: nothing is copied instead unless you do |
 //!
-//! What is told is there: a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
+//! What is told is there, but for an RNIC's completions (below): a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
 //! fails ends the work request with [`FatalErr`](WcStatus::FatalErr) here and [`RemOpErr`](WcStatus::RemOpErr) at the peer, and the queue
 //! pair with it; what was executed before that copy is told as usual. A device that neither copies nor fails holds its requests
 //! up without end: only the program can tell it from a slow one, by a time limit of its own.
@@ -83,7 +83,8 @@
 //!
 //! # What it costs
 //!
-//! Two copies more than memory of the host: one by the GPU, one between the chunk and the packet, which host memory has as well. A copy
+//! One copy more than memory of the host, at either end: by the GPU, between its memory and the chunk; that between the chunk and the packet
+//! host memory has as well. A copy
 //! takes microseconds to begin (PoCL's some tens), so small messages are slower by about two of them each way. Counters tell how much was copied:
 //! `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`; `rx_staging_full` counts packets that found no room, for which
 //! [`Config::staging_chunks`] may be raised (128 chunks of 64 KiB by default, shared by all queue pairs of a context).

@@ -34,8 +34,8 @@
 //! | with ConnectX: `MLX5_SCATTER_TO_CQE=0` in the environment, for its provider else copies short messages with the CPU | `Invalid` |
 //!
 //! Then register memory of the host and copy ([`Memory::read`], [`Memory::write`], or a [`Queue`](crate::driver::gpu::Queue)), or
-//! take another port. There are no memory windows on it with an RNIC, and when the device sees what the card wrote is a matter of
-//! the device.
+//! take another port. There are no memory windows on it with an RNIC, and what the card wrote is there for kernels that are started behind
+//! the completion, not for those that run already.
 //!
 //! # Who may do what
 //!
