@@ -70,7 +70,12 @@ impl GpuSpec {
     fn of_opencl() -> Result<Vec<FoundGpu>, GpuError> {
         let gpus = super::opencl::devices()?.into_iter().map(|gpu| FoundGpu {
             spec: GpuSpec::OpenCl(gpu.index),
-            name: format!("{} by {}", gpu.name, gpu.platform),
+            name: format!(
+                "{} by {}{}",
+                gpu.name,
+                gpu.platform,
+                if gpu.is_cpu { ", which is the CPU" } else { "" }
+            ),
             memory: gpu.memory,
             pci: gpu.pci,
             no_dma_buf: Some("OpenCL exports none".to_owned()),
