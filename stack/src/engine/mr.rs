@@ -313,9 +313,9 @@ impl MemoryRegions {
         sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
     }
 
-    /// Where a byte of a region is, if that is memory of a device.
+    /// Where a byte of a region is.
     pub(crate) fn place_at(&self, mr: Mr, offset: u64) -> Option<LandingPlace> {
-        let copier = Some(self.slab.get(mr.0)?.copier?);
+        let copier = self.slab.get(mr.0)?.copier;
         Some(LandingPlace { region: mr.0.index, copier, offset })
     }
 

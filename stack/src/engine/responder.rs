@@ -366,8 +366,10 @@ impl QueuePair {
         if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
             return Err(RequestRefusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
         }
-        if !shared.mrs.scatter(receive.sges, received, packet.payload) {
-            self.land_receive(shared, received, packet.payload)?;
+        // What lands still may be for the same memory of the host.
+        let with_host = self.is_landing();
+        if with_host || !shared.mrs.scatter(receive.sges, received, packet.payload) {
+            self.land_receive(shared, (received, packet.payload), with_host)?;
         }
         if !matches!(packet.opcode.position(), Position::Last | Position::Only) {
             self.responder.message = InboundMessage::Send { received: total };

@@ -72,6 +72,68 @@ fn a_write_that_fails_is_not_acknowledged_by_what_comes_behind_it() {
     }
 }
 
+/// Nor by the NAK for it, once another copy behind it has failed as well.
+#[test]
+fn a_write_that_fails_is_not_acknowledged_by_the_next_that_does() {
+    for (seed, distance) in (0..20).flat_map(|seed| [(seed, 0), (seed, 70_000)]) {
+        let strict = failing().seed(seed);
+        let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
+        let (there, host) = (world.remote_device[1], world.host[0]);
+        // Each in a batch of its own: they overlap, or fill a chunk.
+        world.post(0, 1, SendOp::Write(there.at(0)), &[sge(host, 0, 100 + distance)]);
+        world.post(0, 2, SendOp::Write(there.at(distance as u64)), &[sge(host, 0, 100)]);
+        world.post(0, 3, SendOp::Write(there.at(0)), &[sge(host, 0, 100)]);
+        let told = statuses(&world.completions_within(0, 3000 * MS));
+        assert_eq!(told, [(1, WcStatus::RemOpErr), (2, FLUSHED), (3, FLUSHED)], "seed {seed}");
+    }
+}
+
+/// A copy that fails at once, while another behind it has ended long ago or ends well.
+#[test]
+fn all_is_told_whichever_copy_fails() {
+    for seed in 0..200 {
+        let strict = Strict::default().seed(seed).fails_one_in(3).latest(Duration::from_millis(3));
+        let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
+        let (device, host) = (world.device[1], world.host[0]);
+        for n in 0..4 {
+            world.post_recv(1, n, &[sge(device, n % 2 * 1000, 1000)]);
+        }
+        for n in 0..4 {
+            world.post(0, n, SendOp::Send, &[sge(host, 0, 1000)]);
+        }
+        let told = [0, 1].map(|end| statuses(&world.completions_within(end, 3000 * MS)));
+        let successes = told.each_ref().map(|told| {
+            assert!(told.iter().map(|(wr_id, _)| *wr_id).eq(0..4), "seed {seed}: {told:?}");
+            told.iter().take_while(|(_, status)| *status == WcStatus::Success).count()
+        });
+        // What the sender was told to be there is there.
+        assert!(successes[0] <= successes[1], "seed {seed}: {told:?}");
+    }
+}
+
+/// Memory of the host that is written behind a device's is written in the order of the messages.
+#[test]
+fn a_message_is_not_overwritten_by_a_write_before_it() {
+    for (seed, selective_repeat) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let setup = Setup { timeout: 16, selective_repeat, ..Setup::default() };
+        let mut world = World::new(seed, LinkConfig::default(), setup, &late().seed(seed), 1 << 17);
+        let [here, there] = world.host;
+        world.pair.ends[0].context.write(here, 0, &[1; 64]).unwrap();
+        world.pair.ends[0].context.write(here, 64, &[2; 64]).unwrap();
+        world.post_recv(1, 9, &[sge(there, 0, 64)]);
+        let (device, host) = (world.remote_device[1].at(0), world.remote_host[1].at(0));
+        world.post(0, 1, SendOp::Write(device), &[sge(here, 0, 64)]);
+        world.post(0, 2, SendOp::Write(host), &[sge(here, 0, 64)]);
+        world.post(0, 3, SendOp::Send, &[sge(here, 64, 64)]);
+        for n in 1..=3 {
+            world.success(0, n);
+        }
+        world.success(1, 9);
+        assert_eq!(world.read(1, there, 0, 64), [2; 64], "seed {seed}");
+        world.end();
+    }
+}
+
 #[test]
 fn what_came_before_a_write_that_fails_is_answered() {
     let link = LinkConfig::default().rate(1_000_000_000);

@@ -57,14 +57,20 @@ impl QueuePair {
         (self.responder.expected_psn(), self.responder.msn())
     }
 
-    /// Takes bytes of a request for the oldest receive, from byte `skip` of it on, as far as they are for memory of devices.
+    /// Takes bytes of a request for the oldest receive, from byte `skip` of it on, as far as they are for memory of devices, or
+    /// also for memory of the host, behind what lands.
     #[cold]
     #[inline(never)]
-    pub(crate) fn land_receive(&mut self, shared: &mut Shared, skip: u32, data: &[u8]) -> Result<(), NoRoom> {
+    pub(crate) fn land_receive(
+        &mut self,
+        shared: &mut Shared,
+        (skip, data): (u32, &[u8]),
+        with_host: bool,
+    ) -> Result<(), NoRoom> {
         self.stage(shared);
         let (handle, first) = (self.handle, self.this_request());
         let (Some(staged), Some(receive)) = (&mut self.staged, self.rq.front()) else { return Ok(()) };
-        land(&mut staged.requests, shared, handle, receive.sges, (skip, data), first)
+        land(&mut staged.requests, shared, handle, receive.sges, (skip, data, with_host), first)
     }
 
     /// Takes bytes of a WRITE for memory of a device, or for memory of the host behind that.
@@ -101,7 +107,14 @@ impl QueuePair {
         self.stage(shared);
         let handle = self.handle;
         let Some(staged) = &mut self.staged else { return Ok(()) };
-        land(&mut staged.responses, shared, handle, self.sq.sges(number), (skip, data), (Psn::default(), 0))
+        land(
+            &mut staged.responses,
+            shared,
+            handle,
+            self.sq.sges(number),
+            (skip, data, false),
+            (Psn::default(), 0),
+        )
     }
 
     /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
@@ -317,6 +330,10 @@ impl QueuePair {
             (_, true) => self.fail_response_copy(shared),
             _ => {}
         }
+        if failed != (false, false) {
+            // What is at the front now may have ended long ago.
+            return self.land_ended(shared);
+        }
         if landed {
             let asked = self.staged.as_mut().is_some_and(|staged| staged.requests.asked);
             if asked {
@@ -374,7 +391,11 @@ impl QueuePair {
 
     /// Bytes of a request can't be copied: as if the memory of the receive were wrong.
     fn fail_request_copy(&mut self, shared: &mut Shared) {
-        let (psn, msn) = self.visible();
+        let (mut psn, mut msn) = self.visible();
+        // One that has failed before may have taken more back.
+        if psn.distance(self.responder.expected_psn()) > 0 {
+            (psn, msn) = self.this_request();
+        }
         let Some(staged) = &mut self.staged else { return };
         let told = staged.requests.give_up(&mut shared.staging, WcStatus::FatalErr);
         shared.count(Counter::RespRemoteOperationalErrors);
@@ -450,19 +471,20 @@ impl QueuePair {
     }
 }
 
-/// Takes the bytes of a list of pieces, from byte `skip` of it on, that are for memory of devices.
+/// Takes the bytes of a list of pieces, from byte `skip` of it on, that are for memory of devices; of the host too, if that is asked.
 fn land(
     landing: &mut Landing,
     shared: &mut Shared,
     qp: crate::verbs::Qp,
     sges: &[Sge],
-    (skip, data): (u32, &[u8]),
+    (skip, data, with_host): (u32, &[u8], bool),
     first: (Psn, u32),
 ) -> Result<(), NoRoom> {
     let mut rest = data;
     for (mr, offset, len) in crate::engine::mr::parts(sges, skip, data.len()) {
         let (part, behind) = rest.split_at(len.min(rest.len()));
-        if let Some(place) = shared.mrs.place_at(mr, offset) {
+        let place = shared.mrs.place_at(mr, offset);
+        if let Some(place) = place.filter(|place| with_host || place.copier.is_some()) {
             landing.take(shared, qp, place, part, first)?;
         }
         rest = behind;
