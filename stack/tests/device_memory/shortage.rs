@@ -6,6 +6,7 @@ use ferroce::driver::gpu::Device;
 use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
+use ferroce_driver_test_support::random::Random;
 use ferroce_test_support::pair::{QKEY, Setup};
 
 use super::world::{World, rights, sge};
@@ -26,6 +27,33 @@ fn a_queue_pair_that_has_failed_keeps_no_chunks() {
     assert_eq!(world.completion(0).status, WcStatus::RemAccessErr);
     world.post_on(0, 1, 2, SendOp::Write(there.at(0)), &[sge(device, 0, 1000)], SendFlags::SIGNALED);
     world.success(0, 2);
+}
+
+/// What was gathered is given up for another queue pair, and then more is acknowledged than was gathered anew, which ends in the
+/// middle of a packet: pieces end anywhere.
+#[test]
+fn bytes_that_are_gathered_anew_begin_with_a_packet() {
+    for (depth, others) in [(1, 1), (1, 8), (64, 40)] {
+        let setup = Setup { qps: 1 + others, timeout: 14, config: four_chunks, ..Setup::default() };
+        let link = LinkConfig::default().delay(Duration::from_millis(1));
+        let late = Strict::default().depth(depth).latest(Duration::from_micros(100));
+        let mut world = World::new(1, link, setup, &late, 1 << 20);
+        let mut expected = world.fill(0, world.device[0], &mut Random::new(7));
+        let (device, host, there) = (world.device[0], world.host[0], world.remote_host[1]);
+        world.pair.ends[0].context.write(host, 0, &[0xab; 10]).unwrap();
+        expected[40_001..40_011].fill(0xab);
+        let pieces = [sge(device, 0, 40_001), sge(host, 0, 10), sge(device, 40_011, 156_597)];
+        world.post_on(0, 0, 1, SendOp::Write(there.at(0)), &pieces, SendFlags::SIGNALED);
+        let other = [sge(device, 300_000, 100)];
+        for n in 0..others {
+            world.post_on(0, 1 + n, 2, SendOp::Write(there.at(400_000)), &other, SendFlags::SIGNALED);
+        }
+        for _ in 0..1 + others {
+            assert_eq!(world.completion(0).status, WcStatus::Success, "{depth} copies, {others} others");
+        }
+        let found = world.read(1, world.host[1], 0, 196_608);
+        assert!(found == expected[..196_608], "other bytes, {depth} copies at once and {others} others");
+    }
 }
 
 /// Each queue pair WRITEs from its device and READs to it behind that, and all is lost for a while: what is gathered, and what is

@@ -194,8 +194,16 @@ impl QueuePair {
         if (sends.next.wrapping_sub(head) as i32) < 0 {
             (sends.next, sends.offset) = (head, 0);
         }
-        let kept = oldest.and_then(|(number, done)| sends.position(number, done));
-        sends.stream.free(&mut shared.staging, kept.unwrap_or(sends.stream.end()));
+        let pool = &mut shared.staging;
+        let Some((number, done)) = oldest else {
+            sends.stream.give_up(pool);
+            return;
+        };
+        match sends.position(number, done) {
+            Some(kept) => drop(sends.stream.free(pool, kept)),
+            // More is acknowledged than was gathered anew. What comes next begins with a packet, so that none lies in two chunks.
+            None => sends.restart(pool, number, done),
+        }
     }
 
     /// Gives up what was gathered, because others need the room: it is gathered anew when it is sent.
