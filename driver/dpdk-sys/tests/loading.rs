@@ -64,7 +64,10 @@ impl Scratch {
     fn new(name: &str) -> Scratch {
         let folder = env::temp_dir().join(format!("ferroce-loading-{name}-{}", process::id()));
         fs::create_dir(&folder).unwrap();
-        fs::copy(env::current_exe().unwrap(), folder.join("program")).unwrap();
+        // Not by this process: a child that another test forks meanwhile would hold the copy open for writing, and then it
+        // can't be run ("Text file busy").
+        let program = env::current_exe().unwrap();
+        assert!(Command::new("cp").arg(program).arg(folder.join("program")).status().unwrap().success());
         Scratch(folder)
     }
 
