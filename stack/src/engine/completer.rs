@@ -161,7 +161,7 @@ impl QueuePair {
         }
         let head = self.sq.head();
         if !shared.mrs.scatter(self.sq.sges(head), offset, packet.payload)
-            && let Err(NoRoom) = self.land_response(shared, head, (offset, packet.payload))
+            && let Err(NoRoom(_)) = self.land_response(shared, head, (offset, packet.payload))
         {
             self.await_room(shared);
             return;

@@ -229,7 +229,7 @@ pub(crate) enum RequestRefusal {
 }
 
 impl From<NoRoom> for RequestRefusal {
-    fn from(NoRoom: NoRoom) -> RequestRefusal {
+    fn from(NoRoom(_): NoRoom) -> RequestRefusal {
         RequestRefusal::NoRoom
     }
 }
@@ -260,7 +260,9 @@ impl QueuePair {
         match self.execute(shared, packet) {
             Ok(()) => {
                 // What a NAK that was sent or is owed asks for is here.
-                self.responder.nak_sent = false;
+                if std::mem::take(&mut self.responder.nak_sent) && self.staged.is_some() {
+                    self.end_refusal(shared);
+                }
                 self.responder.nak_owed = None;
                 self.executed(shared, packet);
             }
@@ -369,7 +371,7 @@ impl QueuePair {
         // What lands still may be for the same memory of the host.
         let with_host = self.is_landing();
         if with_host || !shared.mrs.scatter(receive.sges, received, packet.payload) {
-            self.land_receive(shared, (received, packet.payload), with_host)?;
+            self.land_receive(shared, &[(received, packet.payload)], with_host)?;
         }
         if !matches!(packet.opcode.position(), Position::Last | Position::Only) {
             self.responder.message = InboundMessage::Send { received: total };
@@ -498,10 +500,10 @@ impl QueuePair {
                     self.responder.message = InboundMessage::None;
                 }
                 // Asked for again when there is room. A peer whose timer runs out before is told to wait.
-                if self.starve() {
-                    self.responder.nak_sent = true;
-                } else {
+                if self.is_refused_again() {
                     self.refuse_for_now(shared, LONG_COPY);
+                } else {
+                    self.responder.nak_sent = true;
                 }
             }
             RequestRefusal::Invalid => {

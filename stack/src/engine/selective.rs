@@ -469,7 +469,7 @@ impl QueuePair {
             return;
         }
         if !shared.mrs.scatter(self.sq.sges(number), offset, data)
-            && let Err(NoRoom) = self.land_response(shared, number, (offset, data))
+            && let Err(NoRoom(_)) = self.land_response(shared, number, (offset, data))
         {
             // It counts as lost.
             shared.count(Counter::RxStagingFull);

@@ -21,8 +21,8 @@ use crate::engine::mr::MemoryRegions;
 use crate::verbs::{Config, Qp};
 use landing::LandingPlace;
 
-/// What a chunk is for. Those of sends, and those that wait for responses, are this end's own: they stay until the peer has
-/// acknowledged or answered, for which it may need others.
+/// What a chunk is for. Those of sends, and those that are kept for responses, are for this end's own requests: they stay until
+/// the peer has acknowledged or answered, for which it may need others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Sends,
@@ -36,9 +36,26 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    fn is_own(self) -> bool {
-        matches!(self, Purpose::Sends | Purpose::Awaited)
+    fn line(self) -> Line {
+        match self {
+            Purpose::Answers | Purpose::Requests | Purpose::Responses => Line::Bounded,
+            Purpose::Sends => Line::Sends,
+            Purpose::Awaited => Line::Awaited,
+        }
     }
+}
+
+/// Purposes that wait for chunks in one line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    /// What comes to its end by itself.
+    Bounded,
+    Sends,
+    Awaited,
+}
+
+impl Line {
+    const COUNT: usize = 3;
 }
 
 /// A copy that has ended.
@@ -60,13 +77,13 @@ pub(crate) struct StagingPool {
     /// Where the bytes of each chunk are to go that were received into it.
     targets: Box<[Targets]>,
     free: Vec<u16>,
-    /// Chunks that are held for this end's own requests.
-    own: u16,
+    /// How many are held, by what they wait in line for.
+    held: [u16; Line::COUNT],
     copiers: Vec<Copier>,
-    /// Queue pairs that found no chunk, in this order; those with requests of their own are the second.
-    waiting: [VecDeque<InLine>; 2],
-    /// Queue pairs that have a chunk for what their peers are to send again, in the order in which they got it.
-    promised: VecDeque<InLine>,
+    /// Those that found too few chunks, in this order.
+    waiting: [VecDeque<InLine>; Line::COUNT],
+    /// Queue pairs that have chunks for what their peers are to send again, and since when, in this order.
+    promised: VecDeque<(Qp, Nanos)>,
     /// Queue pairs with bytes that were received and are not being copied yet.
     open: Vec<Qp>,
     /// The number of the last copy.
@@ -114,15 +131,19 @@ impl Target {
     }
 }
 
-/// A queue pair that found no chunk, and when it last looked for one; or one that was given one, and when.
+/// Who found too few chunks.
 #[derive(Clone, Copy)]
 struct InLine {
     qp: Qp,
+    purpose: Purpose,
+    /// So many are needed at the same time.
+    chunks: usize,
+    /// When it last looked.
     since: Nanos,
 }
 
-/// How long a place is kept for a queue pair whose peer does not come back: longer than it is told to wait, and shorter than
-/// others repeat themselves in vain.
+/// How long a place or a chunk is kept for a queue pair whose peer does not come back: longer than it is told to wait, and shorter
+/// than others repeat themselves in vain.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long bytes that were gathered are kept while others wait for the room.
@@ -169,7 +190,7 @@ impl StagingPool {
             chunks: Box::default(),
             targets: Box::default(),
             free: Vec::new(),
-            own: 0,
+            held: Default::default(),
             copiers: Vec::new(),
             waiting: Default::default(),
             promised: VecDeque::new(),
@@ -201,13 +222,22 @@ impl StagingPool {
         if self.copiers.len() == COPIERS_MAX {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
+        // One packet may bring bytes for each device and for the host, in more pieces than one copy moves.
+        let needed = self.copiers.len() + 3;
+        if needed > self.limit.into() {
+            let limit = self.limit;
+            return Err(refused(format!(
+                "{limit} chunks of staging are too few for memory of one more device: raise staging_chunks to {needed}"
+            )));
+        }
         if self.memory.is_none() {
             // Devices may pin it page by page.
             self.memory = Some(Staging::new(self.chunk * usize::from(self.limit))?);
             self.chunks = vec![Chunk { held: None, copies: 0, since: Nanos::ZERO }; self.limit.into()].into();
             self.targets = (0..self.limit).map(|_| Targets::new()).collect();
             self.free = (0..self.limit).rev().collect();
-            self.waiting.iter_mut().for_each(|line| line.reserve(max_qps));
+            // Of each queue pair, for each purpose.
+            self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
             self.open.reserve(max_qps);
             self.promised.reserve(max_qps);
         }
@@ -264,42 +294,73 @@ impl StagingPool {
 
     /// Takes a chunk. `None` if there is none, or if others wait for those that there are: then `qp` waits behind them.
     pub(crate) fn take(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
-        let is_own = purpose.is_own();
-        let most = self.most(purpose);
-        let line = &mut self.waiting[usize::from(is_own)];
-        let ahead = line.iter().position(|waiting| waiting.qp == qp);
-        if ahead.unwrap_or(line.len()) < most
-            && let Some(chunk) = self.free.pop()
-        {
-            if let Some(place) = ahead {
-                line.remove(place);
-            }
-            self.own += u16::from(is_own);
-            self.chunks[usize::from(chunk)] = Chunk { held: Some((qp, purpose)), copies: 0, since: now };
-            return Some(chunk);
+        self.has(now, qp, purpose, 1).then(|| self.pop(now, qp, purpose))?
+    }
+
+    /// Takes so many chunks at once, or none as [`take`](StagingPool::take).
+    pub(crate) fn take_all(
+        &mut self,
+        now: Nanos,
+        (qp, purpose): (Qp, Purpose),
+        chunks: usize,
+        into: &mut Vec<u16>,
+    ) -> bool {
+        let has_all = self.has(now, qp, purpose, chunks);
+        if has_all {
+            into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
         }
-        self.wait(now, qp, purpose);
-        None
+        has_all
+    }
+
+    /// Whether so many chunks can be taken, for which `qp` waits otherwise.
+    fn has(&mut self, now: Nanos, qp: Qp, purpose: Purpose, chunks: usize) -> bool {
+        let most = self.most(purpose);
+        let line = &mut self.waiting[purpose.line() as usize];
+        let place = line.iter().position(|waiting| waiting.is(qp, purpose));
+        let ahead: usize = line.range(..place.unwrap_or(line.len())).map(|waiting| waiting.chunks).sum();
+        let has_all = ahead + chunks <= most;
+        match place {
+            Some(place) if has_all => drop(line.remove(place)),
+            None if has_all => {}
+            _ => self.wait(now, qp, purpose, chunks),
+        }
+        has_all
+    }
+
+    fn pop(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
+        let chunk = self.free.pop()?;
+        self.held[purpose.line() as usize] += 1;
+        self.chunks[usize::from(chunk)] = Chunk { held: Some((qp, purpose)), copies: 0, since: now };
+        Some(chunk)
     }
 
     /// Takes one more chunk, if nobody waits for it.
     pub(crate) fn take_spare(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
-        let is_spare = self.waiting[usize::from(purpose.is_own())].is_empty() && self.most(purpose) > 0;
+        let is_spare = self.waiting[purpose.line() as usize].is_empty() && self.most(purpose) > 0;
         if is_spare { self.take(now, qp, purpose) } else { None }
     }
 
-    /// Chunks that are left for a purpose. What peers ask for must find room while this end's own requests wait for them.
+    /// Chunks that are left for a purpose. What comes to its end by itself must find room while this end's own requests wait for
+    /// their peers; and those that send to peers, while others wait for responses.
     fn most(&self, purpose: Purpose) -> usize {
-        let free = self.free.len();
-        if purpose.is_own() { free.min(usize::from((self.limit / 2).saturating_sub(self.own))) } else { free }
+        let [_, sends, awaited] = self.held;
+        let own = (self.limit / 2).saturating_sub(sends + awaited);
+        let reads = (self.limit / 4).saturating_sub(awaited);
+        let kept = if self.waiting[Line::Awaited as usize].is_empty() { 0 } else { reads };
+        let most = match purpose.line() {
+            Line::Bounded => self.limit,
+            Line::Sends => own.saturating_sub(kept),
+            Line::Awaited => own.min(reads),
+        };
+        self.free.len().min(most.into())
     }
 
-    /// Lets `qp` wait for a chunk, or for the end of copies.
-    pub(crate) fn wait(&mut self, now: Nanos, qp: Qp, purpose: Purpose) {
-        let line = &mut self.waiting[usize::from(purpose.is_own())];
-        match line.iter_mut().find(|waiting| waiting.qp == qp) {
-            Some(waiting) => waiting.since = now,
-            None => line.push_back(InLine { qp, since: now }),
+    /// Lets `qp` wait for chunks, or for the end of copies.
+    pub(crate) fn wait(&mut self, now: Nanos, qp: Qp, purpose: Purpose, chunks: usize) {
+        let line = &mut self.waiting[purpose.line() as usize];
+        match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
+            Some(waiting) => (waiting.chunks, waiting.since) = (chunks, now),
+            None => line.push_back(InLine { qp, purpose, chunks, since: now }),
         }
     }
 
@@ -308,7 +369,7 @@ impl StagingPool {
         let Chunk { held, copies, .. } = &mut self.chunks[usize::from(chunk)];
         self.targets[usize::from(chunk)].clear();
         if let Some((_, purpose)) = held.take() {
-            self.own -= u16::from(purpose.is_own());
+            self.held[purpose.line() as usize] -= 1;
             if *copies == 0 {
                 self.free.push(chunk);
             }
@@ -318,7 +379,7 @@ impl StagingPool {
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
-        self.promised.retain(|promised| promised.qp != qp);
+        self.promised.retain(|(promised, _)| *promised != qp);
         self.close(qp);
     }
 
@@ -327,51 +388,62 @@ impl StagingPool {
         self.waiting.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
     }
 
-    /// The queue pair whose sends have held their chunks longest without a copy, if others wait for one in vain.
-    pub(crate) fn idlest_sender(&self, now: Nanos) -> Option<Qp> {
-        let [_, senders] = &self.waiting;
-        let first = senders.front()?;
-        if self.most(Purpose::Sends) > 0 {
-            return None;
-        }
-        let is_idle = |chunk: &Chunk| chunk.copies == 0 && now.since(chunk.since) >= IDLE;
-        let all_idle = |owner| self.chunks.iter().filter(|chunk| chunk.held == owner).all(is_idle);
-        let sends = self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
-        sends
-            .filter(|(chunk, (qp, purpose))| {
-                *purpose == Purpose::Sends && *qp != first.qp && is_idle(chunk) && all_idle(chunk.held)
-            })
-            .min_by_key(|(chunk, _)| chunk.since)
-            .map(|(_, (qp, _))| qp)
+    /// A queue pair waits for no chunk any more for this.
+    pub(crate) fn leave(&mut self, qp: Qp, purpose: Purpose) {
+        self.waiting[purpose.line() as usize].retain(|waiting| !waiting.is(qp, purpose));
     }
 
-    /// One of the queue pairs that wait to send, if there are chunks for so many.
+    /// The queue pair that has held chunks longest for its own requests without a copy, and for which, if others wait for them in
+    /// vain. For responses it is given more time: they must be asked for again.
+    pub(crate) fn idlest(&self, now: Nanos) -> Option<(Qp, Purpose)> {
+        let in_vain =
+            self.waiting.iter().filter_map(VecDeque::front).find(|first| match first.purpose.line() {
+                // It is not certain to come to that by itself.
+                Line::Bounded => first.chunks > usize::from(self.limit / 2) && first.chunks > self.free.len(),
+                Line::Sends | Line::Awaited => self.most(first.purpose) == 0,
+            })?;
+        let is_idle = |chunk: &Chunk, purpose| {
+            let patience = if purpose == Purpose::Awaited { PATIENCE } else { IDLE };
+            chunk.copies == 0 && now.since(chunk.since) >= patience
+        };
+        let held = || self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
+        let own =
+            held().filter(|(_, (qp, purpose))| purpose.line() != Line::Bounded && !in_vain.is(*qp, *purpose));
+        let idle = own.filter(|(chunk, (_, purpose))| is_idle(chunk, *purpose));
+        let (_, idlest) = idle.min_by_key(|(chunk, _)| chunk.since)?;
+        // One that goes on has none that is old for long.
+        let all_idle = held().all(|(chunk, owner)| owner != idlest || is_idle(chunk, idlest.1));
+        all_idle.then_some(idlest)
+    }
+
+    /// One of the queue pairs that wait for chunks, of each line as many as there are chunks.
     pub(crate) fn waiting_at(&self, place: usize) -> Option<Qp> {
         let free = self.free.len();
         let chained = self.waiting.iter().flat_map(|line| line.iter().take(free));
         chained.map(|waiting| waiting.qp).nth(place)
     }
 
-    /// Whether `qp` waits for a chunk to send from.
+    /// How many wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.iter().map(VecDeque::len).sum()
+    }
+
+    /// Whether `qp` waits for a chunk for its own requests.
     pub(crate) fn waits_to_send(&self, qp: Qp) -> bool {
-        self.waiting[1].iter().any(|waiting| waiting.qp == qp)
+        let [_, sends, awaited] = &self.waiting;
+        sends.iter().chain(awaited).any(|waiting| waiting.qp == qp)
     }
 
-    /// Whether `qp` waits for a chunk.
-    pub(crate) fn waits(&self, qp: Qp) -> bool {
-        self.waiting.iter().flatten().any(|waiting| waiting.qp == qp)
-    }
-
-    /// Notes that `qp` has a chunk for what its peer is to send again.
+    /// Notes that `qp` has chunks for what its peer is to send again.
     pub(crate) fn promise(&mut self, now: Nanos, qp: Qp) {
-        self.promised.retain(|promised| promised.qp != qp);
-        self.promised.push_back(InLine { qp, since: now });
+        self.promised.retain(|(promised, _)| *promised != qp);
+        self.promised.push_back((qp, now));
     }
 
     /// A queue pair whose peer has not come for long.
     pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
-        self.promised.front().filter(|promised| now.since(promised.since) >= PATIENCE)?;
-        self.promised.pop_front().map(|promised| promised.qp)
+        self.promised.front().filter(|(_, since)| now.since(*since) >= PATIENCE)?;
+        self.promised.pop_front().map(|(qp, _)| qp)
     }
 
     /// Notes that `qp` has bytes that are to be copied.
@@ -506,7 +578,7 @@ impl StagingPool {
             lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (!self.open.is_empty()).then_some(now + SOON);
-        let promised = self.promised.front().map(|promised| promised.since + PATIENCE);
+        let promised = self.promised.front().map(|(_, since)| *since + PATIENCE);
         copies.chain(open).chain(promised).chain(waits.then_some(now + IDLE)).min()
     }
 
@@ -516,6 +588,12 @@ impl StagingPool {
             let index = line.iter().position(|waiting| now.since(waiting.since) >= PATIENCE)?;
             line.remove(index).map(|absent| absent.qp)
         })
+    }
+}
+
+impl InLine {
+    fn is(&self, qp: Qp, purpose: Purpose) -> bool {
+        (self.qp, self.purpose) == (qp, purpose)
     }
 }
 

@@ -129,9 +129,8 @@ impl QueuePair {
         let by_cpu = shared.mrs.scatter(receive.sges, 0, &area)
             & shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
         if !by_cpu {
-            self.land_receive(shared, (0, &area), false)
-                .and_then(|()| self.land_receive(shared, (GRH_AREA as u32, packet.payload), false))
-                .map_err(|NoRoom| Counter::RxStagingFull)?;
+            let bytes = [(0, &area[..]), (GRH_AREA as u32, packet.payload)];
+            self.land_receive(shared, &bytes, false).map_err(|NoRoom(_)| Counter::RxStagingFull)?;
         }
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         let (byte_len, src_qpn) = (length as u32, deth.source_qpn());

@@ -364,15 +364,19 @@ impl Engine {
                 qp.give_back_chunk(shared);
             }
         }
-        if let Some(qp) = shared.staging.idlest_sender(shared.now).and_then(|qp| qps.get_mut(qp.0)) {
-            qp.give_up_sends(shared);
+        if let Some((idlest, purpose)) = shared.staging.idlest(shared.now)
+            && let Some(qp) = qps.get_mut(idlest.0)
+        {
+            qp.yield_room(shared, purpose);
         }
         let mut place = 0;
         while let Some(handle) = shared.staging.waiting_at(place) {
+            let before = shared.staging.waiting();
             if let Some(qp) = qps.get_mut(handle.0) {
                 qp.take_room(shared);
             }
-            place += usize::from(shared.staging.waits(handle));
+            // Who has got what it waited for has left its place to the next.
+            place += usize::from(shared.staging.waiting() == before);
         }
     }
 

@@ -56,6 +56,17 @@ enum BatchState {
     Failed,
 }
 
+/// Which batch takes bytes of a packet, by its place; and what it holds then.
+struct Joined {
+    copier: Option<u8>,
+    batch: usize,
+    filled: usize,
+    targets: usize,
+}
+
+/// Pieces of memory that one packet may go to: those of a work request, one of them in two where a datagram begins.
+pub(crate) const PARTS_MAX: usize = 33;
+
 /// A completion that waits for a batch and those before it.
 struct CompletionBehind {
     number: u64,
@@ -66,9 +77,9 @@ struct CompletionBehind {
     is_told: bool,
 }
 
-/// There is no chunk for what has come.
+/// There are not so many chunks for what has come.
 #[derive(Debug)]
-pub(crate) struct NoRoom;
+pub(crate) struct NoRoom(pub(crate) usize);
 
 /// Where bytes go: a region, what copies for it if it is a device's, and the offset there.
 #[derive(Clone, Copy)]
@@ -81,11 +92,11 @@ pub(crate) struct LandingPlace {
 impl Landing {
     /// With room for what a queue of `depth` requests can bring.
     pub(crate) fn new(purpose: Purpose, pool: &StagingPool, depth: u32) -> Landing {
-        let reads = if purpose == Purpose::Responses { pool.limit() } else { 1 };
+        let reads = if purpose == Purpose::Responses { pool.limit() } else { 0 };
         Landing {
             purpose,
             batches: VecDeque::with_capacity(pool.limit()),
-            reserved: Vec::with_capacity(reads),
+            reserved: Vec::with_capacity(pool.limit()),
             parts: VecDeque::with_capacity(reads),
             completions: VecDeque::with_capacity(depth as usize),
             asked: false,
@@ -113,59 +124,136 @@ impl Landing {
         hides
     }
 
-    /// Takes bytes that came with the packet `first`.
+    /// Takes the bytes that came with the packet `first` for these places, or none of them.
     pub(crate) fn take(
         &mut self,
         shared: &mut Shared,
         qp: Qp,
-        place: LandingPlace,
-        data: &[u8],
+        parts: &[(LandingPlace, &[u8])],
         first: (Psn, u32),
     ) -> Result<(), NoRoom> {
         let Shared { staging, mrs, poll, now, .. } = shared;
-        let Some(held) = mrs.hold(place.region) else { return Ok(()) };
-        let newest = self.newest_for(place);
-        let fits = |index: &usize| self.batches[*index].has_room(staging, &place, data.len());
-        let joined = newest.filter(fits);
-        if joined.is_none() {
-            // Taken before anything changes.
-            let chunk = match self.reserved.pop() {
-                Some(chunk) => {
-                    let promised = self.parts.iter_mut().find(|(_, chunks)| *chunks > 0);
-                    promised.into_iter().for_each(|(_, chunks)| *chunks -= 1);
-                    chunk
-                }
-                None => staging.take(*now, qp, self.purpose).ok_or(NoRoom)?,
+        let batches = self.plan(staging, parts);
+        let behind = batches.iter().max().map_or(0, |last| last + 1);
+        self.make_room(staging, (*now, qp), behind.saturating_sub(self.batches.len()), parts)?;
+        for (&(place, data), index) in parts.iter().zip(batches) {
+            if index == self.batches.len() && !self.begin(staging, place, (first, *poll)) {
+                continue;
+            }
+            let Some((batch, held)) = self.batches.get_mut(index).zip(mrs.hold(place.region)) else {
+                continue;
             };
-            if self.batches.is_empty() {
-                self.acknowledged = first.0;
-            }
-            if let Some(full) = newest.and_then(|index| self.batches.get_mut(index))
-                && full.state == BatchState::Open
-            {
-                full.state = BatchState::Closed;
-            }
-            let number = staging.number();
-            self.batches.push_back(LandingBatch {
-                number,
-                chunk,
-                copier: place.copier,
-                filled: 0,
-                state: BatchState::Open,
-                first,
-                poll: *poll,
-                is_wanted: false,
-            });
-            staging.note_open(qp);
-        }
-        let index = joined.unwrap_or(self.batches.len() - 1);
-        if let Some(batch) = self.batches.get_mut(index) {
             staging.write(batch.chunk, batch.filled, data);
             batch.filled += data.len();
             batch.poll = *poll;
             staging.push_target(batch.chunk, &place, data.len(), held);
+            staging.note_open(qp);
         }
         Ok(())
+    }
+
+    /// Which batches take the bytes of a packet, by their places: those that are not there yet are behind the others. What comes
+    /// with one packet may come in any order.
+    fn plan(&self, pool: &StagingPool, parts: &[(LandingPlace, &[u8])]) -> ArrayVec<usize, PARTS_MAX> {
+        let mut plan = ArrayVec::new();
+        let mut joined = ArrayVec::<Joined, PARTS_MAX>::new();
+        let mut behind = self.batches.len();
+        for (place, data) in parts {
+            let len = data.len();
+            if let Some(of) = joined.iter_mut().find(|of| of.copier == place.copier) {
+                if of.targets == MAX_PIECES || of.filled + len > pool.chunk_bytes() {
+                    (of.batch, of.filled, of.targets) = (behind, 0, 0);
+                    behind += 1;
+                }
+                (of.filled, of.targets) = (of.filled + len, of.targets + 1);
+                plan.push(of.batch);
+                continue;
+            }
+            let newest =
+                self.newest_for(*place).filter(|index| self.batches[*index].has_room(pool, place, len));
+            let (filled, targets) = newest.map_or((0, 0), |index| {
+                let batch = &self.batches[index];
+                (batch.filled, pool.targets(batch.chunk).len())
+            });
+            let index = newest.unwrap_or(behind);
+            behind = behind.max(index + 1);
+            joined.push(Joined {
+                copier: place.copier,
+                batch: index,
+                filled: filled + len,
+                targets: targets + 1,
+            });
+            plan.push(index);
+        }
+        plan
+    }
+
+    /// A batch for bytes that go there, in a chunk that is at hand.
+    fn begin(
+        &mut self,
+        pool: &mut StagingPool,
+        place: LandingPlace,
+        (first, poll): ((Psn, u32), u64),
+    ) -> bool {
+        let Some(chunk) = self.reserved.pop() else { return false };
+        let promised = self.parts.iter_mut().find(|(_, chunks)| *chunks > 0);
+        promised.into_iter().for_each(|(_, chunks)| *chunks -= 1);
+        if self.batches.is_empty() {
+            self.acknowledged = first.0;
+        }
+        if let Some(full) = self.newest_for(place).and_then(|index| self.batches.get_mut(index))
+            && full.state == BatchState::Open
+        {
+            full.state = BatchState::Closed;
+        }
+        self.batches.push_back(LandingBatch {
+            number: pool.number(),
+            chunk,
+            copier: place.copier,
+            filled: 0,
+            state: BatchState::Open,
+            first,
+            poll,
+            is_wanted: false,
+        });
+        true
+    }
+
+    /// Has so many chunks at hand for these bytes.
+    fn make_room(
+        &mut self,
+        pool: &mut StagingPool,
+        (now, qp): (Nanos, Qp),
+        chunks: usize,
+        parts: &[(LandingPlace, &[u8])],
+    ) -> Result<(), NoRoom> {
+        let lacking = chunks.saturating_sub(self.reserved.len());
+        if lacking == 0 {
+            return Ok(());
+        }
+        if pool.take_all(now, (qp, self.purpose), lacking, &mut self.reserved) {
+            // They are used instead of what was reserved for the parts.
+            if let Some((_, chunks)) = self.parts.front_mut() {
+                *chunks += lacking;
+            }
+            return Ok(());
+        }
+        if self.purpose == Purpose::Responses {
+            return Err(NoRoom(lacking));
+        }
+        // When it comes again what it would have joined may be full. Whoever waits keeps none, or all might wait for each other.
+        let is_first = |(index, (place, _)): &(usize, &(LandingPlace, &[u8]))| {
+            parts[..*index].iter().all(|(earlier, _)| earlier.copier != place.copier)
+        };
+        let chunks = parts.iter().enumerate().filter(is_first).count() + parts.len() / (MAX_PIECES + 1);
+        self.give_up_parts(pool);
+        pool.wait(now, qp, self.purpose, chunks);
+        Err(NoRoom(chunks))
+    }
+
+    /// Keeps chunks for a request that found too few, which is to come again. Returns whether there are so many.
+    pub(crate) fn keep(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp, chunks: usize) -> bool {
+        pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved)
     }
 
     /// The newest batch that moves bytes as these are, for the same device; what is the host's is written behind all else.
@@ -174,11 +262,6 @@ impl Landing {
             None => self.batches.len().checked_sub(1),
             copier => self.batches.iter().rposition(|batch| batch.copier == copier),
         }
-    }
-
-    /// A chunk for a request that is asked for again.
-    pub(crate) fn keep(&mut self, chunk: u16) {
-        self.reserved.push(chunk);
     }
 
     /// Room for the responses to a READ, of which `packets` from `psn` on are to be asked for: so many of them may be. `None` if

@@ -1,9 +1,10 @@
 //! What a queue pair receives for memory of a device, and what waits until it is there: acknowledgements, answers, completions.
 
+use arrayvec::ArrayVec;
 use ferroce_wire::{Nak, Psn, RKey, Service, Syndrome};
 
 use super::answers::Answers;
-use super::landing::{Landing, NoRoom};
+use super::landing::{Landing, LandingPlace, NoRoom, PARTS_MAX};
 use super::sends::Sends;
 use super::{EndedCopy, Purpose};
 use crate::engine::mr::{Granted, RemoteAccess};
@@ -23,14 +24,27 @@ pub(crate) struct Staged {
     pub(crate) responses: Landing,
     /// A response found no room, and is asked for again when there is.
     pub(crate) awaits_room: bool,
-    /// A request found no room, and is asked for again when there is.
-    pub(crate) is_starved: bool,
-    /// The same, once nothing lands any more.
-    awaits_landing: bool,
+    /// What the request waits for that was refused last.
+    refused: Option<Refused>,
     /// The region that the oldest request has invalidated, while it is copied.
     invalidated: Option<u32>,
     /// No more receives of the SRQ will complete than those that wait for their bytes.
     owes_last_wqe: bool,
+}
+
+/// A request that could not be taken, and is asked for again when it can.
+struct Refused {
+    awaits: Awaits,
+    /// It has come again in vain.
+    again: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Awaits {
+    /// So many chunks.
+    Chunks(usize),
+    /// That nothing lands any more.
+    Landing,
 }
 
 impl QueuePair {
@@ -44,8 +58,7 @@ impl QueuePair {
                 requests: Landing::new(Purpose::Requests, pool, self.rq.depth()),
                 responses: Landing::new(Purpose::Responses, pool, self.sq.depth()),
                 awaits_room: false,
-                is_starved: false,
-                awaits_landing: false,
+                refused: None,
                 invalidated: None,
                 owes_last_wqe: false,
             }));
@@ -57,20 +70,23 @@ impl QueuePair {
         (self.responder.expected_psn(), self.responder.msn())
     }
 
-    /// Takes bytes of a request for the oldest receive, from byte `skip` of it on, as far as they are for memory of devices, or
+    /// Takes bytes of a request for the oldest receive, each from this byte of it on, as far as they are for memory of devices, or
     /// also for memory of the host, behind what lands.
     #[cold]
     #[inline(never)]
     pub(crate) fn land_receive(
         &mut self,
         shared: &mut Shared,
-        (skip, data): (u32, &[u8]),
+        bytes: &[(u32, &[u8])],
         with_host: bool,
     ) -> Result<(), NoRoom> {
         self.stage(shared);
         let (handle, first) = (self.handle, self.this_request());
         let (Some(staged), Some(receive)) = (&mut self.staged, self.rq.front()) else { return Ok(()) };
-        land(&mut staged.requests, shared, handle, receive.sges, (skip, data, with_host), first)
+        let parts = bytes.iter().flat_map(|bytes| parts(shared, receive.sges, *bytes, with_host));
+        let parts: ArrayVec<_, PARTS_MAX> = parts.collect();
+        let taken = staged.requests.take(shared, handle, &parts, first);
+        self.await_chunks(shared, taken)
     }
 
     /// Takes bytes of a WRITE for memory of a device, or for memory of the host behind that.
@@ -88,11 +104,11 @@ impl QueuePair {
         let (Some(staged), Some(place)) = (&mut self.staged, shared.mrs.place_of(grant)) else {
             return Ok(());
         };
-        staged.requests.take(shared, handle, place, data, first)?;
-        if is_last {
+        let taken = staged.requests.take(shared, handle, &[(place, data)], first);
+        if taken.is_ok() && is_last {
             staged.requests.want();
         }
-        Ok(())
+        self.await_chunks(shared, taken)
     }
 
     /// Takes bytes of a response to the READ `number`, from byte `skip` of it on, as far as they are for memory of devices.
@@ -107,14 +123,8 @@ impl QueuePair {
         self.stage(shared);
         let handle = self.handle;
         let Some(staged) = &mut self.staged else { return Ok(()) };
-        land(
-            &mut staged.responses,
-            shared,
-            handle,
-            self.sq.sges(number),
-            (skip, data, false),
-            (Psn::default(), 0),
-        )
+        let parts = parts(shared, self.sq.sges(number), (skip, data), false);
+        staged.responses.take(shared, handle, &parts, (Psn::default(), 0))
     }
 
     /// How many packets of a READ may be asked for, of `packets` from `psn` on: all, unless they are for memory of a device that
@@ -193,10 +203,14 @@ impl QueuePair {
             return None;
         }
         let all = self.this_request();
-        // A selective one would say that what is not visible is missing.
+        // A selective one would say that what is not visible is missing, and ask for what is refused.
         let is_selective = self.selective.as_ref().is_some_and(|selective| selective.reorder.gap);
+        let is_refused = self.refused_request().is_some();
         let requests = &mut self.staged.as_mut()?.requests;
-        let Some(visible) = requests.invisible() else { return Some(all) };
+        let visible = requests.invisible().unwrap_or(all);
+        if visible == all && !(is_selective && is_refused) {
+            return Some(all);
+        }
         // It is owed again when more is there.
         requests.asked = true;
         if is_selective || visible.0.distance(requests.acknowledged) <= 0 {
@@ -206,21 +220,53 @@ impl QueuePair {
         Some(visible)
     }
 
-    /// A request found no room. Returns whether it is the first time since there was some.
-    #[cold]
-    pub(crate) fn starve(&mut self) -> bool {
-        let Some(staged) = &mut self.staged else { return false };
-        staged.requests.want();
-        !std::mem::replace(&mut staged.is_starved, true)
+    /// A request that finds too few chunks is asked for again when there are, unless the peer doesn't repeat it.
+    fn await_chunks(&mut self, shared: &mut Shared, taken: Result<(), NoRoom>) -> Result<(), NoRoom> {
+        match taken {
+            Ok(()) => {}
+            Err(NoRoom(chunks)) if self.service == Service::Rc => self.await_what(Awaits::Chunks(chunks)),
+            Err(NoRoom(_)) => shared.staging.leave(self.handle, Purpose::Requests),
+        }
+        taken
     }
 
-    /// Keeps a chunk for a request that found none, and asks for it again: by the time it comes others would have taken it.
+    /// A request is refused, and asked for again when it can be taken.
+    fn await_what(&mut self, awaits: Awaits) {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.want();
+            let again = staged.refused.is_some();
+            staged.refused = Some(Refused { awaits, again });
+        }
+    }
+
+    /// What was refused has come and was taken.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_refusal(&mut self, shared: &mut Shared) {
+        if let Some(staged) = &mut self.staged {
+            staged.refused = None;
+            shared.staging.leave(self.handle, Purpose::Requests);
+            staged.requests.give_up_parts(&mut shared.staging);
+        }
+    }
+
+    /// Whether the request that was refused has come again in vain.
+    pub(crate) fn is_refused_again(&self) -> bool {
+        self.refused_request().is_some_and(|refused| refused.again)
+    }
+
+    fn refused_request(&self) -> Option<&Refused> {
+        self.staged.as_ref()?.refused.as_ref()
+    }
+
+    /// Keeps chunks for a request that found too few, and asks for it again: by the time it comes others would have taken them.
     pub(crate) fn feed(&mut self, shared: &mut Shared) {
         let (handle, now) = (self.handle, shared.now);
-        let Some(staged) = self.staged.as_mut().filter(|staged| staged.is_starved) else { return };
-        if let Some(chunk) = shared.staging.take(now, handle, Purpose::Requests) {
-            staged.is_starved = false;
-            staged.requests.keep(chunk);
+        let Some(&Refused { awaits: Awaits::Chunks(chunks), .. }) = self.refused_request() else { return };
+
+        let Some(staged) = &mut self.staged else { return };
+        if staged.requests.keep(&mut shared.staging, now, handle, chunks) {
+            staged.refused = None;
             shared.staging.promise(now, handle);
             self.ask_again(shared);
         }
@@ -356,8 +402,7 @@ impl QueuePair {
         if std::mem::take(&mut staged.owes_last_wqe) {
             shared.raise(Event::QpLastWqeReached(self.handle));
         }
-        if std::mem::take(&mut staged.awaits_landing) {
-            staged.is_starved = false;
+        if staged.refused.take_if(|refused| refused.awaits == Awaits::Landing).is_some() {
             self.ask_again(shared);
         }
     }
@@ -365,10 +410,7 @@ impl QueuePair {
     /// A request that changes memory of the host at once waits until nothing lands any more: it is asked for again then.
     #[cold]
     pub(crate) fn await_landing(&mut self) -> RequestRefusal {
-        if let Some(staged) = &mut self.staged {
-            staged.requests.want();
-            staged.awaits_landing = true;
-        }
+        self.await_what(Awaits::Landing);
         RequestRefusal::NoRoom
     }
 
@@ -432,6 +474,16 @@ impl QueuePair {
         }
     }
 
+    /// Others need the room that is held for its own requests.
+    #[cold]
+    pub(crate) fn yield_room(&mut self, shared: &mut Shared, purpose: Purpose) {
+        match (purpose, &mut self.staged) {
+            (Purpose::Sends, _) => self.give_up_sends(shared),
+            (Purpose::Awaited, Some(staged)) => drop(staged.responses.yield_parts(&mut shared.staging)),
+            _ => {}
+        }
+    }
+
     /// The queue pair has failed. What was executed is copied all the same, for a NAK says that it was; what is flushed is told
     /// behind that.
     #[cold]
@@ -471,23 +523,21 @@ impl QueuePair {
     }
 }
 
-/// Takes the bytes of a list of pieces, from byte `skip` of it on, that are for memory of devices; of the host too, if that is asked.
-fn land(
-    landing: &mut Landing,
-    shared: &mut Shared,
-    qp: crate::verbs::Qp,
+/// Where the bytes go that a list of pieces takes from byte `skip` of it on, as far as they are for memory of devices; of the host
+/// too, if that is asked.
+fn parts<'a>(
+    shared: &Shared,
     sges: &[Sge],
-    (skip, data, with_host): (u32, &[u8], bool),
-    first: (Psn, u32),
-) -> Result<(), NoRoom> {
+    (skip, data): (u32, &'a [u8]),
+    with_host: bool,
+) -> ArrayVec<(LandingPlace, &'a [u8]), PARTS_MAX> {
     let mut rest = data;
+    let mut parts = ArrayVec::new();
     for (mr, offset, len) in crate::engine::mr::parts(sges, skip, data.len()) {
         let (part, behind) = rest.split_at(len.min(rest.len()));
         let place = shared.mrs.place_at(mr, offset);
-        if let Some(place) = place.filter(|place| with_host || place.copier.is_some()) {
-            landing.take(shared, qp, place, part, first)?;
-        }
+        parts.extend(place.filter(|place| with_host || place.copier.is_some()).map(|place| (place, part)));
         rest = behind;
     }
-    Ok(())
+    parts
 }

@@ -136,7 +136,7 @@ impl Stream {
         match copy {
             Ok(copy) => self.push(bytes, copy),
             Err(GpuError::Full { .. }) => {
-                pool.wait(now, qp, self.purpose);
+                pool.wait(now, qp, self.purpose, 1);
                 return Taken::Nothing;
             }
             Err(error) => {
