@@ -201,6 +201,11 @@ impl MemoryRegions {
         self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }
 
+    /// Whether a region is of the device that this copies for.
+    pub(crate) fn uses_copier(&self, copier: u8) -> bool {
+        self.slab.iter().any(|region| region.copier == Some(copier))
+    }
+
     /// Whether some of the pieces are memory of a device.
     pub(crate) fn has_device(&self, sges: &[Sge]) -> bool {
         sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
@@ -306,11 +311,6 @@ impl MemoryRegions {
     pub(crate) fn place_of(&self, grant: Granted) -> Option<LandingPlace> {
         let copier = self.slab.at(grant.index)?.copier;
         Some(LandingPlace { region: grant.index, copier, offset: grant.start })
-    }
-
-    /// Whether some of the pieces are memory of a device.
-    pub(crate) fn is_on_device(&self, sges: &[Sge]) -> bool {
-        sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
     }
 
     /// Where a byte of a region is.

@@ -206,24 +206,47 @@ impl StagingPool {
         !self.copiers.is_empty()
     }
 
-    /// What copies for the device of this memory; `None` for memory of the host. Queue pairs are `max_qps` at most.
-    pub(crate) fn copier_of(&mut self, memory: &Memory, max_qps: usize) -> Result<Option<u8>, GpuError> {
+    /// What copies for the device of this memory, among those of the regions that there are; `None` for memory of the host. Queue
+    /// pairs are `max_qps` at most.
+    pub(crate) fn copier_of(
+        &mut self,
+        memory: &Memory,
+        mrs: &MemoryRegions,
+        max_qps: usize,
+    ) -> Result<Option<u8>, GpuError> {
         let Some(device) = memory.device() else { return Ok(None) };
-        let index = match self.copiers.iter().position(|copier| Arc::ptr_eq(&copier.device, device)) {
+        let known = self.copiers.iter().position(|copier| Arc::ptr_eq(&copier.device, device));
+        let index = match known {
             Some(index) => index,
-            None => self.open_copier(device, max_qps)?,
+            None => {
+                let is_unused =
+                    |(index, copier): (usize, &Copier)| copier.is_idle() && !mrs.uses_copier(index as u8);
+                let unused = self.copiers.iter().enumerate().position(is_unused);
+                let index = unused.unwrap_or(self.copiers.len());
+                let copier = self.open_copier(device, index, max_qps)?;
+                match self.copiers.get_mut(index) {
+                    Some(unused) => *unused = copier,
+                    None => self.copiers.push(copier),
+                }
+                index
+            }
         };
         Ok(Some(index as u8))
     }
 
-    fn open_copier(&mut self, device: &Arc<dyn Device>, max_qps: usize) -> Result<usize, GpuError> {
+    fn open_copier(
+        &mut self,
+        device: &Arc<dyn Device>,
+        index: usize,
+        max_qps: usize,
+    ) -> Result<Copier, GpuError> {
         let refused =
             |reason: String| GpuError::Call { device: device.name().to_owned(), call: "register", reason };
-        if self.copiers.len() == COPIERS_MAX {
+        if index == COPIERS_MAX {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
         // One packet may bring bytes for each device and for the host, in more pieces than one copy moves.
-        let needed = self.copiers.len() + 3;
+        let needed = index + 3;
         if needed > self.limit.into() {
             let limit = self.limit;
             return Err(refused(format!(
@@ -252,9 +275,7 @@ impl StagingPool {
                 failed: None,
             })
         };
-        let copier = Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? };
-        self.copiers.push(copier);
-        Ok(self.copiers.len() - 1)
+        Ok(Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? })
     }
 
     /// Bytes of a chunk.
@@ -594,6 +615,13 @@ impl StagingPool {
 impl InLine {
     fn is(&self, qp: Qp, purpose: Purpose) -> bool {
         (self.qp, self.purpose) == (qp, purpose)
+    }
+}
+
+impl Copier {
+    /// Whether no copy is under way.
+    fn is_idle(&self) -> bool {
+        self.gathers.flights.is_empty() && self.scatters.flights.is_empty()
     }
 }
 

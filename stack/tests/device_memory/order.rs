@@ -41,6 +41,24 @@ fn a_read_that_fails_completes_before_what_is_flushed() {
     assert_eq!(told, [(1, WcStatus::FatalErr), (2, FLUSHED), (3, FLUSHED)]);
 }
 
+/// A WRITE whose bytes can't be gathered fails while a READ before it lands, whose copy fails then.
+#[test]
+fn a_send_queue_tells_one_cause() {
+    let mut second = 0;
+    for seed in 0..40 {
+        let failing = failing().seed(seed).latest(Duration::from_micros(400));
+        let mut world = World::new(seed, LinkConfig::default(), patient(), &failing, 1 << 17);
+        let (there, device) = (world.remote_host[1], world.device[0]);
+        world.post(0, 1, SendOp::Read(there.at(0)), &[sge(device, 0, 100)]);
+        world.post(0, 2, SendOp::Write(there.at(0)), &[sge(device, 200, 100)]);
+        world.post(0, 3, SendOp::Write(there.at(0)), &[sge(device, 300, 100)]);
+        let told = statuses(&world.completions_within(0, 500 * MS));
+        assert_eq!(told, [(1, WcStatus::FatalErr), (2, FLUSHED), (3, FLUSHED)], "seed {seed}");
+        second += usize::from(world.pair.ends[0].context.counters().value(Counter::DeviceGathers) > 0);
+    }
+    assert!(second > 0, "no gather has begun");
+}
+
 #[test]
 fn a_receive_that_fails_completes_before_what_is_flushed() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);

@@ -7,7 +7,7 @@ use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
-use ferroce_test_support::pair::{QKEY, Setup};
+use ferroce_test_support::pair::{End, QKEY, Setup};
 
 use super::world::{World, rights, sge};
 
@@ -123,4 +123,150 @@ fn a_list_may_change_devices_more_often_than_there_are_chunks() {
             pieces.iter().flat_map(|piece| world.read(1, piece.mr, piece.offset, 50)).collect();
         assert_eq!(found[40..], bytes, "round {round}");
     }
+}
+
+/// Receives and READs with pieces of two devices and of the host, of more queue pairs than there are chunks for: a packet takes all
+/// of its chunks or none.
+#[test]
+fn lists_of_many_queue_pairs_get_their_chunks_in_turn() {
+    for (qps, len, loss, selective_repeat) in
+        [(5, 900, 0.0, false), (12, 900, 0.0, false), (16, 2000, 0.02, false), (12, 2000, 0.02, true)]
+    {
+        for op in ["SEND", "READ"] {
+            let setup = Setup { qps, timeout: 12, selective_repeat, config: four_chunks, ..Setup::default() };
+            let late = Strict::default().latest(Duration::from_micros(100));
+            let mut world = World::new(7, LinkConfig::default().loss(loss), setup, &late, 1 << 18);
+            let to = usize::from(op == "SEND");
+            let second = world.second_device(to);
+            let source = world.fill(1 - to, world.host[1 - to], &mut Random::new(5));
+            let list = |world: &World, slot: usize| {
+                let (at, third) = (slot as u64 * 2048, len / 3);
+                [(world.device[to], third), (second, third), (world.host[to], len - 2 * third)]
+                    .map(|(mr, length)| sge(mr, at, length))
+            };
+            for slot in 0..4 * qps {
+                let (sges, at) = (list(&world, slot), slot as u64 * 2048);
+                if op == "SEND" {
+                    let wr = ReceiveWorkRequest { wr_id: slot as u64, sges: &sges };
+                    let end = &mut world.pair.ends[1];
+                    end.context.post_recv(end.qps[slot % qps], &wr).unwrap();
+                    let data = [sge(world.host[0], at, len)];
+                    world.post_on(0, slot % qps, 1, SendOp::Send, &data, SendFlags::SIGNALED);
+                } else {
+                    let read = SendOp::Read(world.remote_host[1].at(at));
+                    world.post_on(0, slot % qps, 1, read, &sges, SendFlags::SIGNALED);
+                }
+            }
+            for done in 0..4 * qps {
+                let wc = world.completion(0);
+                assert_eq!(
+                    wc.status,
+                    WcStatus::Success,
+                    "{op} {done} of {qps} queue pairs; {}",
+                    world.counted()
+                );
+            }
+            world.settle();
+            for slot in 0..4 * qps {
+                let pieces = list(&world, slot);
+                let found: Vec<u8> = pieces
+                    .iter()
+                    .flat_map(|piece| world.read(to, piece.mr, piece.offset, piece.length as usize))
+                    .collect();
+                assert!(found == source[slot * 2048..][..len], "{op} {slot} of {qps} queue pairs");
+            }
+        }
+    }
+}
+
+/// Those that find no chunk are asked again: nobody is told to wait who would be asked soon, so a peer that takes no RNR NAK goes on.
+#[test]
+fn a_request_that_finds_no_chunk_costs_no_rnr_retry() {
+    for selective_repeat in [false, true] {
+        let base = Setup { qps: 20, timeout: 16, rnr_retry: 0, ..Setup::default() };
+        let setup = Setup { selective_repeat, config: four_chunks, ..base };
+        let late = Strict::default().latest(Duration::from_micros(100));
+        let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 17);
+        let (to, host) = (world.remote_device[1], world.host[0]);
+        for n in 0..20 {
+            let write = SendOp::Write(to.at(n as u64 * 4096));
+            world.post_on(0, n, n as u64, write, &[sge(host, 0, 3000)], SendFlags::SIGNALED);
+        }
+        for _ in 0..20 {
+            assert_eq!(world.completion(0).status, WcStatus::Success, "{}", world.counted());
+        }
+    }
+}
+
+/// Peers that never answer READs, of queue pairs without an ACK timeout, keep the chunks that were to take the responses; others
+/// send and READ all the same.
+#[test]
+fn peers_that_answer_no_read_starve_nobody() {
+    for (config, silent) in [(four_chunks as Configure, 3), (|config| config, 40)] {
+        let setup = Setup { qps: silent + 2, timeout: 0, config, ..Setup::default() };
+        let late = Strict::default().latest(Duration::from_micros(100));
+        let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 20);
+        let (device, there) = (world.device[0], world.remote_host[1].at(0));
+        for n in 0..silent {
+            let End { context, qps, .. } = &mut world.pair.ends[1];
+            context.modify_qp(qps[n], Transition::Reset).unwrap();
+            world.post_on(0, n, 1, SendOp::Read(there), &[sge(device, 0, 1 << 20)], SendFlags::SIGNALED);
+        }
+        assert_eq!(world.completions_within(0, Duration::from_millis(1)).len(), 0);
+        let began = world.pair.now;
+        for n in 0..20 {
+            let op = if n % 2 == 0 { SendOp::Write(there) } else { SendOp::Read(there) };
+            world.post_on(0, silent + n % 2, n as u64, op, &[sge(device, 0, 1 << 17)], SendFlags::SIGNALED);
+        }
+        for _ in 0..20 {
+            assert_eq!(world.completion(0).status, WcStatus::Success);
+        }
+        // As often as the room must be taken from somebody, it takes 100 ms.
+        assert!(world.pair.now.since(began) < Duration::from_secs(3), "{:?}", world.pair.now.since(began));
+    }
+}
+
+/// A device whose memory is gone makes room for another.
+#[test]
+fn as_many_devices_come_and_go_as_like() {
+    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &Strict::default(), 1 << 12);
+    for n in 0..200 {
+        let memory = Strict::default().seed(n).open().unwrap().allocate(64).unwrap();
+        let end = &mut world.pair.ends[0];
+        let mr = end.context.register(end.pd, memory, rights()).unwrap();
+        end.context.deregister(mr).unwrap();
+    }
+    let held: Vec<Mr> = (0..63)
+        .map(|n| {
+            let memory = Strict::default().seed(n).open().unwrap().allocate(64).unwrap();
+            let end = &mut world.pair.ends[0];
+            end.context.register(end.pd, memory, rights()).unwrap()
+        })
+        .collect();
+    let end = &mut world.pair.ends[0];
+    let one_more = || Strict::default().open().unwrap().allocate(64).unwrap();
+    let refused = end.context.register(end.pd, one_more(), rights()).unwrap_err().to_string();
+    assert!(refused.contains("memory of 64 devices already"), "{refused}");
+    end.context.deregister(held[7]).unwrap();
+    end.context.register(end.pd, one_more(), rights()).unwrap();
+}
+
+/// One packet may bring bytes for each device and for the host.
+#[test]
+fn devices_need_chunks() {
+    let mut world = World::new(
+        1,
+        LinkConfig::default(),
+        Setup { config: four_chunks, ..Setup::default() },
+        &Strict::default(),
+        1 << 12,
+    );
+    world.second_device(0);
+    let end = &mut world.pair.ends[0];
+    let memory = Strict::default().seed(3).open().unwrap().allocate(64).unwrap();
+    let refused = end.context.register(end.pd, memory, rights()).unwrap_err().to_string();
+    assert!(
+        refused.contains("4 chunks of staging are too few") && refused.contains("staging_chunks to 5"),
+        "{refused}"
+    );
 }

@@ -52,6 +52,15 @@ impl World {
         World { pair, devices, device, host, remote_device, remote_host, completions: Default::default() }
     }
 
+    /// As much memory of another device of an end.
+    pub(crate) fn second_device(&mut self, end: usize) -> Mr {
+        let bytes = self.pair.ends[end].context.remote(self.device[end]).unwrap().length as usize;
+        let strict = Strict::default().seed(99).latest(Duration::from_micros(50));
+        let memory = strict.open().unwrap().allocate(bytes).unwrap();
+        let End { context, pd, .. } = &mut self.pair.ends[end];
+        context.register(*pd, memory, rights()).unwrap()
+    }
+
     /// Fills a region with bytes that no other draw has.
     pub(crate) fn fill(&mut self, end: usize, mr: Mr, random: &mut Random) -> Vec<u8> {
         let length = self.pair.ends[end].context.remote(mr).unwrap().length as usize;

@@ -55,7 +55,7 @@ impl Software {
     /// What copies for the device of this memory, if it is one's.
     fn copier_of(&mut self, memory: &Memory) -> Result<Option<u8>, Error> {
         let Engine { qps, shared, .. } = &mut self.engine;
-        Ok(shared.staging.copier_of(memory, qps.capacity())?)
+        Ok(shared.staging.copier_of(memory, &shared.mrs, qps.capacity())?)
     }
 
     pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {

@@ -448,8 +448,12 @@ impl Landing {
         };
         let mut status = Some(status);
         for behind in self.completions.iter_mut().filter(|behind| behind.number >= first) {
-            if behind.completion.status == WcStatus::Success {
-                behind.completion.status = status.take().unwrap_or(WcStatus::WrFlushErr);
+            let told = &mut behind.completion.status;
+            match status.take() {
+                Some(status) if *told == WcStatus::Success => *told = status,
+                // It has failed by itself, and is the first.
+                Some(_) => {}
+                None => *told = WcStatus::WrFlushErr,
             }
         }
         self.batches.retain(|batch| {

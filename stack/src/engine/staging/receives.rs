@@ -138,7 +138,7 @@ impl QueuePair {
         psn: Psn,
         packets: u32,
     ) -> Option<u32> {
-        if self.sq.wqe(number).length == 0 || !shared.mrs.is_on_device(self.sq.sges(number)) {
+        if self.sq.wqe(number).length == 0 || !shared.mrs.has_device(self.sq.sges(number)) {
             return Some(packets);
         }
         let (is_later, is_selective) = (psn != self.sq.wqe(number).first_psn, self.selective.is_some());
