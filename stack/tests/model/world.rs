@@ -393,9 +393,7 @@ impl World {
             }
             for c in 0..self.connections.len() {
                 for e in [0, 1] {
-                    if !self.connections[c].model.receives_failed(e) {
-                        self.post_receives(c, e, u64::MAX)?;
-                    }
+                    self.post_all_receives(c, e)?;
                     self.resume(c, e)?;
                 }
             }
@@ -445,15 +443,25 @@ impl World {
     pub(crate) fn let_copies_end(&mut self) -> Verdict {
         let end = self.now + COPIES_END;
         while self.now < end {
+            let mut frames = 0;
             for end in &mut self.ends {
-                end.context.poll(self.now)?;
+                frames += end.context.poll(self.now)?;
             }
             self.check_responses()?;
             self.take_events()?;
             for e in [0, 1] {
                 self.collect(e)?;
             }
-            // What others have under way goes on meanwhile.
+            // Others are not put off all the while: on a link that loses frames an RNR NAK may cost a retry.
+            for c in 0..self.connections.len() {
+                for e in [0, 1] {
+                    self.post_all_receives(c, e)?;
+                }
+            }
+            // What they have under way goes on meanwhile, as in other turns: no time passes while frames do.
+            if frames > 0 {
+                continue;
+            }
             let timeouts = self.ends.iter().filter_map(|end| end.context.next_timeout());
             let next = timeouts.chain(self.network.next_arrival()).min().unwrap_or(end);
             self.now = next.clamp(Nanos(self.now.0 + 1), self.now + Duration::from_millis(1));
