@@ -5,7 +5,8 @@ use std::time::Duration;
 use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
-use ferroce_test_support::pair::Setup;
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::pair::{End, Setup};
 
 use super::world::{World, sge};
 
@@ -81,4 +82,29 @@ fn a_key_that_is_invalidated_brings_no_more_bytes() {
     assert_eq!(world.completion(0).status, WcStatus::RemAccessErr);
     world.settle();
     assert_eq!(world.read(1, world.device[1], 0, 1000), [1; 1000]);
+}
+
+/// The manual's way to get memory back before its region goes.
+#[test]
+fn what_is_flushed_is_told_behind_copies() {
+    for seed in 0..20 {
+        let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
+        let mut world = World::new(seed, LinkConfig::default(), Setup::default(), &late, 1 << 13);
+        let (there, device, host) = (world.remote_device[1], world.device[1], world.host[0]);
+        world.fill(0, host, &mut Random::new(seed));
+        world.post_recv(1, 7, &[sge(world.host[1], 0, 8)]);
+        for n in 0..8 {
+            world.post(0, n, SendOp::Write(there.at(n * 1024)), &[sge(host, n * 1024, 1024)]);
+        }
+        while world.pair.ends[1].context.counters().value(Counter::DeviceScatters) == 0 {
+            assert!(world.step());
+        }
+        let End { context, qp, .. } = &mut world.pair.ends[1];
+        context.modify_qp(*qp, Transition::Error).unwrap();
+        let flushed = world.completion(1);
+        assert_eq!((flushed.wr_id, flushed.status), (7, WcStatus::WrFlushErr));
+        world.pair.ends[1].context.write(device, 0, &[0xaa; 8192]).unwrap();
+        world.settle();
+        assert!(world.read(1, device, 0, 8192) == [0xaa; 8192], "seed {seed}");
+    }
 }
