@@ -259,15 +259,22 @@ impl QueuePair {
         self.note_established(shared);
         match self.execute(shared, packet) {
             Ok(()) => {
-                // What a NAK that was sent or is owed asks for is here.
-                if std::mem::take(&mut self.responder.nak_sent) && self.staged.is_some() {
+                if self.responder.nak_sent {
                     self.end_refusal(shared);
                 }
-                self.responder.nak_owed = None;
                 self.executed(shared, packet);
             }
             Err(refusal) => self.refuse(shared, refusal),
         }
+    }
+
+    /// What a NAK that was sent or is owed asks for is here.
+    #[cold]
+    #[inline(never)]
+    fn end_refusal(&mut self, shared: &mut Shared) {
+        self.responder.nak_sent = false;
+        self.responder.nak_owed = None;
+        self.end_wait_for_request(shared);
     }
 
     /// Says once that the peer has begun to send, be there a receive for it or not.

@@ -240,9 +240,7 @@ impl QueuePair {
     }
 
     /// What was refused has come and was taken.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn end_refusal(&mut self, shared: &mut Shared) {
+    pub(crate) fn end_wait_for_request(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
             staged.refused = None;
             shared.staging.leave(self.handle, Purpose::Requests);
