@@ -54,8 +54,8 @@ fn find_gpu() -> Result<Arc<dyn Gpu>, GpuError> {
 fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
     println!("\n{}: GB/s of payload, median of {} rounds (spread)", gpu.name(), scale.rounds);
     println!(
-        "{:>9} {:>16} {:>16} {:>16} {:>16} {:>9} {:>9}",
-        "bytes", "copies out", "copies in", "WRITE, host", "WRITE, device", "of host", "of copies"
+        "{:>9} {:>16} {:>16} {:>16} {:>16} {:>9} {:>9} {:>9}",
+        "bytes", "copies out", "copies in", "WRITE, host", "WRITE, device", "of host", "of copies", "in turn"
     );
     let mut rows = Vec::new();
     for size in SIZES {
@@ -71,22 +71,28 @@ fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
             }
         }
         let [out, into, host, device] = runs.map(Median::of);
-        // Both copies, one after the other, on one core, where the GPU is one.
         let slower = out.value.min(into.value);
+        // What the copy out, the way of host memory and the copy in would make one after the other.
+        let in_turn = 1.0 / (out.value.recip() + host.value.recip() + into.value.recip());
         println!(
-            "{size:>9} {} {} {} {} {:>8.0}% {:>8.0}%",
+            "{size:>9} {} {} {} {} {:>8.0}% {:>8.0}% {:>8.0}%",
             cell(out),
             cell(into),
             cell(host),
             cell(device),
             100.0 * device.value / host.value,
-            100.0 * device.value / slower
+            100.0 * device.value / slower,
+            100.0 * device.value / in_turn
         );
         rows.push(json!({
             "bytes": size, "gathers_gb_s": out.value, "scatters_gb_s": into.value, "host_gb_s": host.value,
             "device_gb_s": device.value, "device_spread": device.spread, "device_copies_per_byte": copied,
+            "in_turn_gb_s": in_turn,
         }));
     }
+    println!(
+        "in turn: of what the copy out, the WRITE of host memory and the copy in make one after the other; the rest is the engine's"
+    );
     let per_byte = rows.iter().map(|row| &row["device_copies_per_byte"]);
     println!("copies by the device for each byte of payload, at the sender and at the receiver:");
     for (size, copies) in SIZES.iter().zip(per_byte) {
