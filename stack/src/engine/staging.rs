@@ -366,7 +366,7 @@ impl StagingPool {
     fn most(&self, purpose: Purpose) -> usize {
         let [_, sends, awaited] = self.held;
         let own = (self.limit / 2).saturating_sub(sends + awaited);
-        let reads = (self.limit / 4).saturating_sub(awaited);
+        let reads = self.left_for_reads();
         let kept = if self.waiting[Line::Awaited as usize].is_empty() { 0 } else { reads };
         let most = match purpose.line() {
             Line::Bounded => self.limit,
@@ -374,6 +374,11 @@ impl StagingPool {
             Line::Awaited => own.min(reads),
         };
         self.free.len().min(most.into())
+    }
+
+    /// A quarter is kept for READs, and they have no more.
+    fn left_for_reads(&self) -> u16 {
+        (self.limit / 4).saturating_sub(self.held[Line::Awaited as usize])
     }
 
     /// Lets `qp` wait for chunks, or for the end of copies.
@@ -428,9 +433,15 @@ impl StagingPool {
             chunk.copies == 0 && now.since(chunk.since) >= patience
         };
         let held = || self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
-        let own =
-            held().filter(|(_, (qp, purpose))| purpose.line() != Line::Bounded && !in_vain.is(*qp, *purpose));
-        let idle = own.filter(|(chunk, (_, purpose))| is_idle(chunk, *purpose));
+        // Where READs have all that they may have, it is of no use to take it from sends.
+        let is_of_use = |line| match line {
+            Line::Bounded => false,
+            Line::Sends => in_vain.purpose != Purpose::Awaited || self.left_for_reads() > 0,
+            Line::Awaited => true,
+        };
+        let idle = held().filter(|(chunk, (qp, purpose))| {
+            is_of_use(purpose.line()) && !in_vain.is(*qp, *purpose) && is_idle(chunk, *purpose)
+        });
         let (_, idlest) = idle.min_by_key(|(chunk, _)| chunk.since)?;
         // One that goes on has none that is old for long.
         let all_idle = held().all(|(chunk, owner)| owner != idlest || is_idle(chunk, idlest.1));
