@@ -86,6 +86,25 @@ fn every_case_has_one_test_and_one_row() {
     println!("conformance: {} of {CASES} cases have a test; pending: {}", tests.len(), reasons.join(", "));
 }
 
+/// A mutation (`./do mutations cases`) whose lines have changed would be missed only when it is run.
+#[test]
+fn each_mutation_finds_what_it_replaces() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let lines = |text: &str| text.lines().map(|line| format!("{}\n", line.trim())).collect::<String>();
+    let table = include_str!("mutations.txt");
+    let mutations: Vec<&str> = table.split("\n\n").filter(|block| block.starts_with("case_")).collect();
+    for mutation in &mutations {
+        let (title, changes) = mutation.split_once('\n').unwrap();
+        let file = title.rsplit(' ').next().unwrap();
+        let replaced: Vec<&str> = changes.lines().filter_map(|line| line.strip_prefix('-')).collect();
+        let source = lines(&fs::read_to_string(root.join(file)).unwrap());
+        let replaced = lines(&replaced.join("\n"));
+        // A mutation may begin and end within a line.
+        assert_eq!(source.matches(replaced.trim_end()).count(), 1, "{title}: {replaced}");
+    }
+    assert!(mutations.len() > 40, "{} mutations", mutations.len());
+}
+
 const CASES: u32 = 139;
 
 /// The names of all cases, from the sources of the modules of this program.
