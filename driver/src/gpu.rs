@@ -49,8 +49,8 @@ pub use error::GpuError;
 pub use spec::{FoundGpu, GpuSpec};
 pub use staging::Staging;
 
-/// The most pieces of one copy.
-pub const MAX_PIECES: usize = 16;
+/// The most pieces of one copy: those of a work request, and one more where a datagram begins within one.
+pub const MAX_PIECES: usize = 33;
 
 /// Copies or reductions of one queue that are under way at once.
 pub const QUEUE_DEPTH: usize = 64;

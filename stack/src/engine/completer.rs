@@ -5,7 +5,6 @@ use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
 use crate::engine::destination::Direction;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{QpState, SendOp, WcStatus};
 
@@ -161,9 +160,9 @@ impl QueuePair {
         }
         let head = self.sq.head();
         if !shared.mrs.scatter(self.sq.sges(head), offset, packet.payload)
-            && let Err(NoRoom(_)) = self.land_response(shared, head, (offset, packet.payload))
+            && let Err(no_room) = self.land_response(shared, head, (offset, packet.payload))
         {
-            self.await_room(shared);
+            self.await_room(shared, no_room);
             return;
         }
         if is_final {

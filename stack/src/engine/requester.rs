@@ -429,6 +429,9 @@ impl QueuePair {
         self.arm_ack_timer(shared);
         self.skip_acknowledged();
         self.schedule(shared);
+        if self.staged.is_some() {
+            self.free_sends(shared);
+        }
     }
 
     /// Completes the oldest send as successful.

@@ -554,7 +554,7 @@ impl QueuePair {
     }
 
     /// An RNR NAK, unless the peer has had enough of them for this packet.
-    fn refuse_for_now(&mut self, shared: &mut Shared, least: Duration) {
+    pub(crate) fn refuse_for_now(&mut self, shared: &mut Shared, least: Duration) {
         let Some(mut timer) = self.responder.min_rnr_timer else { return };
         if timer.duration() < least {
             timer = RnrTimer::at_least(least);

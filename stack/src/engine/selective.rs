@@ -16,7 +16,6 @@ use crate::engine::qp::QueuePair;
 use crate::engine::reorder::Reorder;
 use crate::engine::shared::Shared;
 use crate::engine::sq::Wqe;
-use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{SendOp, WcStatus};
 
@@ -469,10 +468,9 @@ impl QueuePair {
             return;
         }
         if !shared.mrs.scatter(self.sq.sges(number), offset, data)
-            && let Err(NoRoom(_)) = self.land_response(shared, number, (offset, data))
+            && let Err(no_room) = self.land_response(shared, number, (offset, data))
         {
-            // It counts as lost.
-            shared.count(Counter::RxStagingFull);
+            self.await_room(shared, no_room);
             return;
         }
         if let Some(selective) = &mut self.selective {

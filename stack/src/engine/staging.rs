@@ -84,8 +84,11 @@ pub(crate) struct StagingPool {
     waiting: [VecDeque<InLine>; Line::COUNT],
     /// Queue pairs that have chunks for what their peers are to send again, and since when, in this order.
     promised: VecDeque<(Qp, Nanos)>,
-    /// Queue pairs with bytes that were received and are not being copied yet.
+    /// Queue pairs that found a device's queue full of copies, in this order.
+    behind_copies: VecDeque<Qp>,
+    /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
     open: Vec<Qp>,
+    soon: bool,
     /// The number of the last copy.
     last: u64,
     started: Started,
@@ -138,16 +141,19 @@ struct InLine {
     purpose: Purpose,
     /// So many are needed at the same time.
     chunks: usize,
-    /// When it last looked.
-    since: Nanos,
+    /// It was told that there are so many. If it is still here in the next poll, it needs them no more.
+    is_offered: bool,
 }
 
-/// How long a place or a chunk is kept for a queue pair whose peer does not come back: longer than it is told to wait, and shorter
-/// than others repeat themselves in vain.
+/// How long chunks are kept for what a peer was asked to send again: longer than an RNR NAK tells it to wait and copies of its own
+/// take, and shorter than others repeat themselves in vain.
+const PROMISE: Duration = Duration::from_millis(50);
+
+/// How long chunks for responses are kept while none comes and others wait for the room.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long bytes that were gathered are kept while others wait for the room.
-const IDLE: Duration = Duration::from_micros(200);
+/// How long bytes that were gathered are kept without an acknowledgement while others wait for the room.
+const IDLE: Duration = Duration::from_millis(20);
 
 /// When it is looked again whether bytes that were received are to be copied, if nothing else happens.
 const SOON: Duration = Duration::from_micros(1);
@@ -194,7 +200,9 @@ impl StagingPool {
             copiers: Vec::new(),
             waiting: Default::default(),
             promised: VecDeque::new(),
+            behind_copies: VecDeque::new(),
             open: Vec::new(),
+            soon: false,
             last: 0,
             started: Started::default(),
         }
@@ -245,8 +253,8 @@ impl StagingPool {
         if index == COPIERS_MAX {
             return Err(refused(format!("this context has memory of {COPIERS_MAX} devices already")));
         }
-        // One packet may bring bytes for each device and for the host, in more pieces than one copy moves.
-        let needed = index + 3;
+        // One packet may bring bytes for each device and for the host, and half of the chunks are for this end's own requests.
+        let needed = 2 * (index + 2);
         if needed > self.limit.into() {
             let limit = self.limit;
             return Err(refused(format!(
@@ -263,6 +271,7 @@ impl StagingPool {
             self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
             self.open.reserve(max_qps);
             self.promised.reserve(max_qps);
+            self.behind_copies.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = || -> Result<Lane, GpuError> {
@@ -315,7 +324,7 @@ impl StagingPool {
 
     /// Takes a chunk. `None` if there is none, or if others wait for those that there are: then `qp` waits behind them.
     pub(crate) fn take(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
-        self.has(now, qp, purpose, 1).then(|| self.pop(now, qp, purpose))?
+        self.has(qp, purpose, 1).then(|| self.pop(now, qp, purpose))?
     }
 
     /// Takes so many chunks at once, or none as [`take`](StagingPool::take).
@@ -326,7 +335,7 @@ impl StagingPool {
         chunks: usize,
         into: &mut Vec<u16>,
     ) -> bool {
-        let has_all = self.has(now, qp, purpose, chunks);
+        let has_all = self.has(qp, purpose, chunks);
         if has_all {
             into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
         }
@@ -334,7 +343,7 @@ impl StagingPool {
     }
 
     /// Whether so many chunks can be taken, for which `qp` waits otherwise.
-    fn has(&mut self, now: Nanos, qp: Qp, purpose: Purpose, chunks: usize) -> bool {
+    fn has(&mut self, qp: Qp, purpose: Purpose, chunks: usize) -> bool {
         let most = self.most(purpose);
         let line = &mut self.waiting[purpose.line() as usize];
         let place = line.iter().position(|waiting| waiting.is(qp, purpose));
@@ -343,7 +352,7 @@ impl StagingPool {
         match place {
             Some(place) if has_all => drop(line.remove(place)),
             None if has_all => {}
-            _ => self.wait(now, qp, purpose, chunks),
+            _ => self.wait(qp, purpose, chunks),
         }
         has_all
     }
@@ -361,15 +370,16 @@ impl StagingPool {
         if is_spare { self.take(now, qp, purpose) } else { None }
     }
 
-    /// Chunks that are left for a purpose. What comes to its end by itself must find room while this end's own requests wait for
-    /// their peers; and those that send to peers, while others wait for responses.
+    /// Chunks that are left for a purpose. Half are for what comes to its end by itself, and half for this end's own requests,
+    /// which wait for their peers; those that send leave some to others that wait for responses.
     fn most(&self, purpose: Purpose) -> usize {
-        let [_, sends, awaited] = self.held;
-        let own = (self.limit / 2).saturating_sub(sends + awaited);
+        let [bounded, sends, awaited] = self.held;
+        let half = self.limit / 2;
+        let own = half.saturating_sub(sends + awaited);
         let reads = self.left_for_reads();
         let kept = if self.waiting[Line::Awaited as usize].is_empty() { 0 } else { reads };
         let most = match purpose.line() {
-            Line::Bounded => self.limit,
+            Line::Bounded => (self.limit - half).saturating_sub(bounded),
             Line::Sends => own.saturating_sub(kept),
             Line::Awaited => own.min(reads),
         };
@@ -381,13 +391,29 @@ impl StagingPool {
         (self.limit / 4).saturating_sub(self.held[Line::Awaited as usize])
     }
 
-    /// Lets `qp` wait for chunks, or for the end of copies.
-    pub(crate) fn wait(&mut self, now: Nanos, qp: Qp, purpose: Purpose, chunks: usize) {
+    /// Lets `qp` wait for chunks.
+    pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
         let line = &mut self.waiting[purpose.line() as usize];
         match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
-            Some(waiting) => (waiting.chunks, waiting.since) = (chunks, now),
-            None => line.push_back(InLine { qp, purpose, chunks, since: now }),
+            Some(waiting) => waiting.chunks = chunks,
+            None => line.push_back(InLine { qp, purpose, chunks, is_offered: false }),
         }
+    }
+
+    /// Lets `qp` wait until a device takes copies again.
+    pub(crate) fn wait_for_copies(&mut self, qp: Qp) {
+        if !self.behind_copies.contains(&qp) {
+            self.behind_copies.push_back(qp);
+        }
+    }
+
+    /// The next queue pair that waits for this, if `ended` copies have made room, or none is under way.
+    pub(crate) fn next_behind_copies(&mut self, ended: &mut usize) -> Option<Qp> {
+        let is_idle = self.copiers.iter().all(|copier| copier.gathers.flights.is_empty());
+        if !is_idle {
+            *ended = ended.checked_sub(1)?;
+        }
+        self.behind_copies.pop_front()
     }
 
     /// Gives a chunk back. It is free when its copies have ended.
@@ -406,6 +432,7 @@ impl StagingPool {
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
         self.promised.retain(|(promised, _)| *promised != qp);
+        self.behind_copies.retain(|behind| *behind != qp);
         self.close(qp);
     }
 
@@ -422,12 +449,9 @@ impl StagingPool {
     /// The queue pair that has held chunks longest for its own requests without a copy, and for which, if others wait for them in
     /// vain. For responses it is given more time: they must be asked for again.
     pub(crate) fn idlest(&self, now: Nanos) -> Option<(Qp, Purpose)> {
-        let in_vain =
-            self.waiting.iter().filter_map(VecDeque::front).find(|first| match first.purpose.line() {
-                // It is not certain to come to that by itself.
-                Line::Bounded => first.chunks > usize::from(self.limit / 2) && first.chunks > self.free.len(),
-                Line::Sends | Line::Awaited => self.most(first.purpose) == 0,
-            })?;
+        let [_, own @ ..] = &self.waiting;
+        let mut own = own.iter().filter_map(VecDeque::front);
+        let in_vain = own.find(|first| self.most(first.purpose) == 0)?;
         let is_idle = |chunk: &Chunk, purpose| {
             let patience = if purpose == Purpose::Awaited { PATIENCE } else { IDLE };
             chunk.copies == 0 && now.since(chunk.since) >= patience
@@ -448,16 +472,28 @@ impl StagingPool {
         all_idle.then_some(idlest)
     }
 
-    /// One of the queue pairs that wait for chunks, of each line as many as there are chunks.
-    pub(crate) fn waiting_at(&self, place: usize) -> Option<Qp> {
-        let free = self.free.len();
-        let chained = self.waiting.iter().flat_map(|line| line.iter().take(free));
-        chained.map(|waiting| waiting.qp).nth(place)
+    /// Whoever was told in the last poll that there are chunks for it, and has taken none, needs none.
+    pub(crate) fn end_offers(&mut self) {
+        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| !waiting.is_offered));
     }
 
-    /// How many wait.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.iter().map(VecDeque::len).sum()
+    /// The next queue pair for which there are chunks. It is to be told.
+    pub(crate) fn next_offer(&mut self) -> Option<Qp> {
+        let most = [Purpose::Requests, Purpose::Sends, Purpose::Awaited].map(|purpose| self.most(purpose));
+        self.waiting.iter_mut().zip(most).find_map(|(line, most)| {
+            let mut left = most;
+            let fits =
+                |waiting: &&mut InLine| left.checked_sub(waiting.chunks).map(|rest| left = rest).is_some();
+            let next = line.iter_mut().take_while(fits).find(|waiting| !waiting.is_offered)?;
+            next.is_offered = true;
+            Some(next.qp)
+        })
+    }
+
+    /// Whether somebody was told that there are chunks, or is to be.
+    fn has_offers(&self) -> bool {
+        let mut first = self.waiting.iter().filter_map(VecDeque::front);
+        first.any(|first| first.is_offered || first.chunks <= self.most(first.purpose))
     }
 
     /// Whether `qp` waits for a chunk for its own requests.
@@ -474,12 +510,13 @@ impl StagingPool {
 
     /// A queue pair whose peer has not come for long.
     pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
-        self.promised.front().filter(|(_, since)| now.since(*since) >= PATIENCE)?;
+        self.promised.front().filter(|(_, since)| now.since(*since) >= PROMISE)?;
         self.promised.pop_front().map(|(qp, _)| qp)
     }
 
     /// Notes that `qp` has bytes that are to be copied.
     pub(crate) fn note_open(&mut self, qp: Qp) {
+        self.soon = true;
         if !self.open.contains(&qp) {
             self.open.push(qp);
         }
@@ -488,6 +525,11 @@ impl StagingPool {
     /// One of the queue pairs with bytes that are to be copied.
     pub(crate) fn open_at(&self, place: usize) -> Option<Qp> {
         self.open.get(place).copied()
+    }
+
+    /// Whether some are to be copied before another copy ends.
+    pub(crate) fn set_soon(&mut self, soon: bool) {
+        self.soon = soon;
     }
 
     /// It has none any more.
@@ -609,17 +651,9 @@ impl StagingPool {
         let copies =
             lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
         let waits = self.waiting.iter().any(|line| !line.is_empty());
-        let open = (!self.open.is_empty()).then_some(now + SOON);
-        let promised = self.promised.front().map(|(_, since)| *since + PATIENCE);
+        let open = (self.soon || self.has_offers()).then_some(now + SOON);
+        let promised = self.promised.front().map(|(_, since)| *since + PROMISE);
         copies.chain(open).chain(promised).chain(waits.then_some(now + IDLE)).min()
-    }
-
-    /// Whoever has not come for long lets go of its place, and is to look for another if it needs one still.
-    pub(crate) fn next_absent(&mut self, now: Nanos) -> Option<Qp> {
-        self.waiting.iter_mut().find_map(|line| {
-            let index = line.iter().position(|waiting| now.since(waiting.since) >= PATIENCE)?;
-            line.remove(index).map(|absent| absent.qp)
-        })
     }
 }
 

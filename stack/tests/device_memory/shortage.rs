@@ -17,6 +17,11 @@ fn four_chunks(config: Config) -> Config {
     config.staging_chunks(4)
 }
 
+/// For memory of two devices.
+fn six_chunks(config: Config) -> Config {
+    config.staging_chunks(6)
+}
+
 #[test]
 fn a_queue_pair_that_has_failed_keeps_no_chunks() {
     let setup = Setup { qps: 2, timeout: 14, config: four_chunks, ..Setup::default() };
@@ -93,7 +98,7 @@ fn an_outage_ends_nothing_for_want_of_chunks() {
 /// Bytes of one packet go to two devices in turn, in more pieces than there are chunks.
 #[test]
 fn a_list_may_change_devices_more_often_than_there_are_chunks() {
-    let setup = Setup { qp_type: QpType::Ud, config: four_chunks, ..Setup::default() };
+    let setup = Setup { qp_type: QpType::Ud, config: six_chunks, ..Setup::default() };
     let late = Strict::default().latest(Duration::from_micros(20));
     let mut world = World::new(3, LinkConfig::default(), setup, &late, 1 << 17);
     let other = Strict::default().seed(99).open().unwrap().allocate(1 << 16).unwrap();
@@ -133,7 +138,7 @@ fn lists_of_many_queue_pairs_get_their_chunks_in_turn() {
         [(5, 900, 0.0, false), (12, 900, 0.0, false), (16, 2000, 0.02, false), (12, 2000, 0.02, true)]
     {
         for op in ["SEND", "READ"] {
-            let setup = Setup { qps, timeout: 12, selective_repeat, config: four_chunks, ..Setup::default() };
+            let setup = Setup { qps, timeout: 12, selective_repeat, config: six_chunks, ..Setup::default() };
             let late = Strict::default().latest(Duration::from_micros(100));
             let mut world = World::new(7, LinkConfig::default().loss(loss), setup, &late, 1 << 18);
             let to = usize::from(op == "SEND");
@@ -229,7 +234,8 @@ fn peers_that_answer_no_read_starve_nobody() {
 /// A device whose memory is gone makes room for another.
 #[test]
 fn as_many_devices_come_and_go_as_like() {
-    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &Strict::default(), 1 << 12);
+    let setup = Setup { config: |config| config.staging_chunks(256), ..Setup::default() };
+    let mut world = World::new(1, LinkConfig::default(), setup, &Strict::default(), 1 << 12);
     for n in 0..200 {
         let memory = Strict::default().seed(n).open().unwrap().allocate(64).unwrap();
         let end = &mut world.pair.ends[0];
@@ -257,7 +263,7 @@ fn devices_need_chunks() {
     let mut world = World::new(
         1,
         LinkConfig::default(),
-        Setup { config: four_chunks, ..Setup::default() },
+        Setup { config: six_chunks, ..Setup::default() },
         &Strict::default(),
         1 << 12,
     );
@@ -266,7 +272,7 @@ fn devices_need_chunks() {
     let memory = Strict::default().seed(3).open().unwrap().allocate(64).unwrap();
     let refused = end.context.register(end.pd, memory, rights()).unwrap_err().to_string();
     assert!(
-        refused.contains("4 chunks of staging are too few") && refused.contains("staging_chunks to 5"),
+        refused.contains("6 chunks of staging are too few") && refused.contains("staging_chunks to 8"),
         "{refused}"
     );
 }

@@ -13,6 +13,7 @@ use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
 use crate::engine::staging::Started;
+use crate::engine::staging::landing::CopiesLeft;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Config, Error, Feature, GidEntry, Pd, Port, Qp, QpConfig, QpState};
 
@@ -335,33 +336,35 @@ impl Engine {
     #[cold]
     pub(crate) fn copy(&mut self) {
         let Engine { qps, shared, .. } = self;
+        let mut ended = 0;
         while let Some(copy) = shared.staging.next_ended(shared.now) {
+            ended += 1;
             shared.counters.count_if(!copy.succeeded, Counter::DeviceErrors);
             if let Some(qp) = qps.get_mut(copy.qp.0) {
                 qp.copy_ended(shared, &copy);
             }
         }
-        let mut left = 0;
-        while let Some(handle) = shared.staging.open_at(left) {
-            if qps.get_mut(handle.0).is_some_and(|qp| qp.start_copies(shared)) {
-                left += 1;
-            } else {
-                shared.staging.close(handle);
+        while let Some(behind) = shared.staging.next_behind_copies(&mut ended) {
+            if let Some(qp) = qps.get_mut(behind.0) {
+                qp.schedule(shared);
             }
         }
+        let (mut left, mut most) = (0, CopiesLeft::None);
+        while let Some(handle) = shared.staging.open_at(left) {
+            match qps.get_mut(handle.0).map_or(CopiesLeft::None, |qp| qp.start_copies(shared)) {
+                CopiesLeft::None => shared.staging.close(handle),
+                some => (left, most) = (left + 1, most.max(some)),
+            }
+        }
+        shared.staging.set_soon(most == CopiesLeft::Soon);
         let Started { gathers, scatters, bytes } = shared.staging.started();
         let counts = [(Counter::DeviceGathers, gathers), (Counter::DeviceScatters, scatters)];
         for (counter, count) in counts.into_iter().chain([(Counter::DeviceBytes, bytes)]) {
             shared.counters.set(counter, count);
         }
-        while let Some(absent) = shared.staging.next_absent(shared.now) {
-            if let Some(qp) = qps.get_mut(absent.0) {
-                qp.take_room(shared);
-            }
-        }
         while let Some(in_vain) = shared.staging.next_in_vain(shared.now) {
             if let Some(qp) = qps.get_mut(in_vain.0) {
-                qp.give_back_chunk(shared);
+                qp.give_back_chunks(shared);
             }
         }
         if let Some((idlest, purpose)) = shared.staging.idlest(shared.now)
@@ -369,14 +372,11 @@ impl Engine {
         {
             qp.yield_room(shared, purpose);
         }
-        let mut place = 0;
-        while let Some(handle) = shared.staging.waiting_at(place) {
-            let before = shared.staging.waiting();
-            if let Some(qp) = qps.get_mut(handle.0) {
+        shared.staging.end_offers();
+        while let Some(offered) = shared.staging.next_offer() {
+            if let Some(qp) = qps.get_mut(offered.0) {
                 qp.take_room(shared);
             }
-            // Who has got what it waited for has left its place to the next.
-            place += usize::from(shared.staging.waiting() == before);
         }
     }
 

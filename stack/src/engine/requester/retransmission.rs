@@ -8,6 +8,7 @@ use ferroce_wire::RnrTimer;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
+use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::WcStatus;
 
@@ -114,7 +115,7 @@ impl QueuePair {
     /// A response found no room on its way to memory of a device: asks for it again when there is room, as if the peer had
     /// said that it was not ready.
     #[cold]
-    pub(crate) fn await_room(&mut self, shared: &mut Shared) {
+    pub(crate) fn await_room(&mut self, shared: &mut Shared, NoRoom(chunks): NoRoom) {
         /// It asks even so, after as long as copies don't take.
         const AT_LAST: Duration = Duration::from_millis(100);
         shared.count(Counter::RxStagingFull);
@@ -122,7 +123,7 @@ impl QueuePair {
         self.requester.rnr_began = shared.now;
         self.requester.ack_deadline = Nanos::NEVER;
         if let Some(staged) = &mut self.staged {
-            staged.awaits_room = true;
+            staged.lacking_response = Some(chunks);
             // What has come is to make room.
             staged.responses.want();
         }
@@ -133,7 +134,7 @@ impl QueuePair {
     /// There is room for what it waits for.
     #[cold]
     pub(crate) fn take_room(&mut self, shared: &mut Shared) {
-        if self.staged.as_mut().is_some_and(|staged| std::mem::take(&mut staged.awaits_room)) {
+        if self.keep_for_response(shared) {
             self.requester.rnr_deadline = Nanos::NEVER;
         }
         self.feed(shared);

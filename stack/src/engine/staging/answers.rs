@@ -77,8 +77,11 @@ pub(crate) enum FromDevice {
 const PLANNED_MAX: usize = 16;
 
 impl Answers {
-    pub(crate) fn new(pool: &StagingPool) -> Answers {
-        Answers { stream: Stream::new(Purpose::Answers, pool), planned: VecDeque::with_capacity(PLANNED_MAX) }
+    pub(crate) fn new(qp: Qp, pool: &StagingPool) -> Answers {
+        Answers {
+            stream: Stream::new((qp, Purpose::Answers), pool),
+            planned: VecDeque::with_capacity(PLANNED_MAX),
+        }
     }
 
     pub(crate) fn ended(&mut self, number: u64, succeeded: bool) {
@@ -104,6 +107,9 @@ impl Answers {
             self.give_up(&mut shared.staging);
             self.plan(&shared.staging, outcome, path_mtu);
         }
+        // Also what was left at the end of a chunk, or it would stay while another is waited for.
+        let sent = self.planned.front().map_or(0, |planned| planned.position);
+        self.stream.free(&mut shared.staging, sent);
         self.gather(shared, (qp, pd), owed, path_mtu);
         let Some(Planned { position, .. }) = self.planned.front() else { return AnswerState::Failed };
         let end = position + u64::from(bytes);
@@ -143,9 +149,9 @@ impl Answers {
             let Shared { staging, mrs, now, .. } = shared;
             let (va, rest) = (last.va.wrapping_add(last.offset.into()), last.limit - last.offset);
             let Ok(grant) = mrs.grant(pd, qp, last.rkey, Access::REMOTE_READ, va, rest) else { return };
-            let Some(room) = self.stream.room(staging, *now, qp) else { return };
+            let Some(room) = self.stream.room(staging, *now) else { return };
             let source = mrs.granted_source(grant, room.len);
-            match self.stream.take(staging, *now, qp, room, source) {
+            match self.stream.take(staging, *now, room, source) {
                 Taken::Bytes(bytes) => last.offset += bytes.min(rest),
                 Taken::Nothing => return,
             }

@@ -16,6 +16,8 @@ pub(crate) struct Landing {
     purpose: Purpose,
     /// Oldest first. Those that are not copied yet are the last.
     batches: VecDeque<LandingBatch>,
+    /// Some were not there, and it is in line for them.
+    waits: bool,
     /// Chunks for what READs have asked for, or for a request that found none and is to come again.
     reserved: Vec<u16>,
     /// The parts that READs have asked for, in order: the PSN behind each, and its chunks.
@@ -77,6 +79,16 @@ struct CompletionBehind {
     is_told: bool,
 }
 
+/// What was received and is not being copied yet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum CopiesLeft {
+    None,
+    /// It is to be when a copy has ended, or more has come.
+    Later,
+    /// It is to be in one of the next polls.
+    Soon,
+}
+
 /// There are not so many chunks for what has come.
 #[derive(Debug)]
 pub(crate) struct NoRoom(pub(crate) usize);
@@ -95,6 +107,7 @@ impl Landing {
         let reads = if purpose == Purpose::Responses { pool.limit() } else { 0 };
         Landing {
             purpose,
+            waits: false,
             batches: VecDeque::with_capacity(pool.limit()),
             reserved: Vec::with_capacity(pool.limit()),
             parts: VecDeque::with_capacity(reads),
@@ -136,6 +149,9 @@ impl Landing {
         let batches = self.plan(staging, parts);
         let behind = batches.iter().max().map_or(0, |last| last + 1);
         self.make_room(staging, (*now, qp), behind.saturating_sub(self.batches.len()), parts)?;
+        if std::mem::take(&mut self.waits) {
+            staging.leave(qp, self.purpose);
+        }
         for (&(place, data), index) in parts.iter().zip(batches) {
             if index == self.batches.len() && !self.begin(staging, place, (first, *poll)) {
                 continue;
@@ -231,13 +247,11 @@ impl Landing {
         if lacking == 0 {
             return Ok(());
         }
-        if pool.take_all(now, (qp, self.purpose), lacking, &mut self.reserved) {
-            // They are used instead of what was reserved for the parts.
-            if let Some((_, chunks)) = self.parts.front_mut() {
-                *chunks += lacking;
-            }
+        // They are used instead of what was reserved for the parts.
+        if self.keep(pool, now, qp, lacking) {
             return Ok(());
         }
+        self.waits = true;
         if self.purpose == Purpose::Responses {
             return Err(NoRoom(lacking));
         }
@@ -245,15 +259,19 @@ impl Landing {
         let is_first = |(index, (place, _)): &(usize, &(LandingPlace, &[u8]))| {
             parts[..*index].iter().all(|(earlier, _)| earlier.copier != place.copier)
         };
-        let chunks = parts.iter().enumerate().filter(is_first).count() + parts.len() / (MAX_PIECES + 1);
+        let chunks = parts.iter().enumerate().filter(is_first).count();
         self.give_up_parts(pool);
-        pool.wait(now, qp, self.purpose, chunks);
+        pool.wait(qp, self.purpose, chunks);
         Err(NoRoom(chunks))
     }
 
-    /// Keeps chunks for a request that found too few, which is to come again. Returns whether there are so many.
+    /// Keeps chunks for a packet that found too few, which is to come again. Returns whether there are so many.
     pub(crate) fn keep(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp, chunks: usize) -> bool {
-        pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved)
+        let has_all = pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved);
+        if let Some((_, promised)) = self.parts.front_mut().filter(|_| has_all) {
+            *promised += chunks;
+        }
+        has_all
     }
 
     /// The newest batch that moves bytes as these are, for the same device; what is the host's is written behind all else.
@@ -323,6 +341,8 @@ impl Landing {
     /// Gives back the room of what READs have asked for: what comes of it may find none, and is asked for again. Returns whether
     /// there was any.
     pub(crate) fn yield_parts(&mut self, pool: &mut StagingPool) -> bool {
+        // What has come of them waits for no more.
+        self.want();
         let held_any = !self.reserved.is_empty();
         // What they are stays: the peer knows these READs.
         self.parts.iter_mut().for_each(|(_, chunks)| *chunks = 0);
@@ -362,16 +382,21 @@ impl Landing {
         }
     }
 
-    /// Starts the copies that are due at the end of a poll: of what is full, or wanted, or has grown no more. Returns whether
-    /// some are left for another poll.
-    pub(crate) fn start_copies(&mut self, shared: &mut Shared, qp: Qp) -> bool {
+    /// Starts the copies that are due at the end of a poll: of what is full, or wanted, or has grown no more, unless what comes next
+    /// has no chunk but that.
+    pub(crate) fn start_copies(&mut self, shared: &mut Shared, qp: Qp) -> CopiesLeft {
         let Shared { staging, mrs, now, poll, .. } = shared;
+        let mut left = CopiesLeft::None;
         for index in 0..self.batches.len() {
             let batch = &self.batches[index];
             // What is the host's is written in its turn.
             let Some(copier) = batch.copier else { continue };
             match batch.state {
-                BatchState::Open if !batch.is_wanted && batch.poll == *poll => return true,
+                BatchState::Open if !batch.is_wanted && batch.poll == *poll => return CopiesLeft::Soon,
+                BatchState::Open if !batch.is_wanted && self.fills_up() => {
+                    left = CopiesLeft::Later;
+                    continue;
+                }
                 BatchState::Open | BatchState::Closed => {}
                 _ => continue,
             }
@@ -391,14 +416,19 @@ impl Landing {
             let batch = &mut self.batches[index];
             match copy {
                 Ok(ticket) => batch.state = BatchState::Copying(ticket),
-                Err(GpuError::Full { .. }) => return true,
+                Err(GpuError::Full { .. }) => return CopiesLeft::Later,
                 Err(error) => {
                     tracing::warn!("{error}");
                     batch.state = BatchState::Failed;
                 }
             }
         }
-        false
+        left
+    }
+
+    /// Whether the responses that READs have asked for are to come into the chunks that have some.
+    fn fills_up(&self) -> bool {
+        self.reserved.is_empty() && !self.parts.is_empty()
     }
 
     /// A copy has ended.

@@ -1,10 +1,12 @@
 //! What a queue pair receives for memory of a device, and what waits until it is there: acknowledgements, answers, completions.
 
+use std::time::Duration;
+
 use arrayvec::ArrayVec;
 use ferroce_wire::{Nak, Psn, RKey, Service, Syndrome};
 
 use super::answers::Answers;
-use super::landing::{Landing, LandingPlace, NoRoom, PARTS_MAX};
+use super::landing::{CopiesLeft, Landing, LandingPlace, NoRoom, PARTS_MAX};
 use super::sends::Sends;
 use super::{EndedCopy, Purpose};
 use crate::engine::mr::{Granted, RemoteAccess};
@@ -22,10 +24,12 @@ pub(crate) struct Staged {
     pub(crate) requests: Landing,
     /// Of the responses to its READs.
     pub(crate) responses: Landing,
-    /// A response found no room, and is asked for again when there is.
-    pub(crate) awaits_room: bool,
+    /// A response found so few chunks, and is asked for again when there are.
+    pub(crate) lacking_response: Option<usize>,
     /// What the request waits for that was refused last.
     refused: Option<Refused>,
+    /// The request that was asked for last, once there were chunks for it.
+    asked_for: Option<Psn>,
     /// The region that the oldest request has invalidated, while it is copied.
     invalidated: Option<u32>,
     /// No more receives of the SRQ will complete than those that wait for their bytes.
@@ -35,9 +39,13 @@ pub(crate) struct Staged {
 /// A request that could not be taken, and is asked for again when it can.
 struct Refused {
     awaits: Awaits,
-    /// It has come again in vain.
-    again: bool,
+    /// So often it has come again in vain.
+    repeats: u8,
 }
+
+/// So often a request may come again in vain before its peer is told to wait: if RNR NAKs are what ends a connection, then not for
+/// a repetition which the peer did not wait for.
+const REPEATS: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Awaits {
@@ -53,12 +61,13 @@ impl QueuePair {
         if self.staged.is_none() {
             let pool = &shared.staging;
             self.staged = Some(Box::new(Staged {
-                sends: Sends::new(pool, self.sq.depth(), self.sq.head()),
-                answers: Answers::new(pool),
+                sends: Sends::new(self.handle, pool, self.sq.depth(), self.sq.head()),
+                answers: Answers::new(self.handle, pool),
                 requests: Landing::new(Purpose::Requests, pool, self.rq.depth()),
                 responses: Landing::new(Purpose::Responses, pool, self.sq.depth()),
-                awaits_room: false,
+                lacking_response: None,
                 refused: None,
+                asked_for: None,
                 invalidated: None,
                 owes_last_wqe: false,
             }));
@@ -234,23 +243,23 @@ impl QueuePair {
     fn await_what(&mut self, awaits: Awaits) {
         if let Some(staged) = &mut self.staged {
             staged.requests.want();
-            let again = staged.refused.is_some();
-            staged.refused = Some(Refused { awaits, again });
+            let repeats = staged.refused.as_ref().map_or(0, |refused| refused.repeats.saturating_add(1));
+            staged.refused = Some(Refused { awaits, repeats });
         }
     }
 
     /// What was refused has come and was taken.
     pub(crate) fn end_wait_for_request(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
-            staged.refused = None;
+            (staged.refused, staged.asked_for) = (None, None);
             shared.staging.leave(self.handle, Purpose::Requests);
             staged.requests.give_up_parts(&mut shared.staging);
         }
     }
 
-    /// Whether the request that was refused has come again in vain.
+    /// Whether the request that was refused has come again in vain, so often that the peer is to be told.
     pub(crate) fn is_refused_again(&self) -> bool {
-        self.refused_request().is_some_and(|refused| refused.again)
+        self.refused_request().is_some_and(|refused| refused.repeats >= REPEATS)
     }
 
     fn refused_request(&self) -> Option<&Refused> {
@@ -266,14 +275,34 @@ impl QueuePair {
         if staged.requests.keep(&mut shared.staging, now, handle, chunks) {
             staged.refused = None;
             shared.staging.promise(now, handle);
-            self.ask_again(shared);
+            // Requesters take no second NAK for the same packet.
+            let expected = self.responder.expected_psn();
+            if staged.asked_for.replace(expected) == Some(expected) {
+                self.refuse_for_now(shared, Duration::ZERO);
+            } else {
+                self.ask_again(shared);
+            }
         }
     }
 
-    /// The peer has not sent it again.
-    pub(crate) fn give_back_chunk(&mut self, shared: &mut Shared) {
+    /// Keeps chunks for a response that found too few. Returns whether it is to be asked for again.
+    pub(crate) fn keep_for_response(&mut self, shared: &mut Shared) -> bool {
+        let (handle, now) = (self.handle, shared.now);
+        let Some(staged) = &mut self.staged else { return false };
+        let Some(chunks) = staged.lacking_response else { return false };
+        let has_all = staged.responses.keep(&mut shared.staging, now, handle, chunks);
+        if has_all {
+            staged.lacking_response = None;
+            shared.staging.promise(now, handle);
+        }
+        has_all
+    }
+
+    /// The peer has not sent again what it was asked for.
+    pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
             staged.requests.give_up_parts(&mut shared.staging);
+            staged.responses.yield_parts(&mut shared.staging);
         }
     }
 
@@ -328,12 +357,12 @@ impl QueuePair {
         None
     }
 
-    /// Starts the copies that are due. Returns whether some are left.
-    pub(crate) fn start_copies(&mut self, shared: &mut Shared) -> bool {
+    /// Starts the copies that are due.
+    pub(crate) fn start_copies(&mut self, shared: &mut Shared) -> CopiesLeft {
         let handle = self.handle;
-        let Some(staged) = &mut self.staged else { return false };
-        let left =
-            staged.requests.start_copies(shared, handle) | staged.responses.start_copies(shared, handle);
+        let Some(staged) = &mut self.staged else { return CopiesLeft::None };
+        let left = staged.requests.start_copies(shared, handle);
+        let left = left.max(staged.responses.start_copies(shared, handle));
         self.land_ended(shared);
         if self.staged.as_ref().is_some_and(|staged| staged.invalidated.is_some()) {
             self.schedule(shared);

@@ -7,7 +7,7 @@ use super::stream::{Stream, Taken};
 use super::{Purpose, StagingPool};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::verbs::WcStatus;
+use crate::verbs::{Qp, WcStatus};
 
 /// The bytes of work requests with memory of a device, one after the other.
 pub(crate) struct Sends {
@@ -25,9 +25,9 @@ impl Sends {
         self.stream.is_copying()
     }
 
-    pub(crate) fn new(pool: &StagingPool, depth: u32, head: u32) -> Sends {
+    pub(crate) fn new(qp: Qp, pool: &StagingPool, depth: u32, head: u32) -> Sends {
         let starts = vec![0; depth as usize].into();
-        Sends { stream: Stream::new(Purpose::Sends, pool), next: head, offset: 0, starts }
+        Sends { stream: Stream::new((qp, Purpose::Sends), pool), next: head, offset: 0, starts }
     }
 
     /// Where a byte of a work request is in the stream, if copies of all bytes before it were started.
@@ -48,7 +48,7 @@ impl Sends {
 
     /// Nothing is kept; what is sent next is gathered anew, from byte `offset` of the work request `head` on.
     pub(crate) fn restart(&mut self, pool: &mut StagingPool, head: u32, offset: u32) {
-        self.stream.give_up(pool);
+        self.stream.clear(pool);
         (self.next, self.offset) = (head, offset);
         let place = self.place(head);
         self.starts[place] = self.stream.end().wrapping_sub(offset.into());
@@ -104,7 +104,7 @@ impl QueuePair {
     fn gather_sends(&mut self, shared: &mut Shared) {
         self.free_sends(shared);
         let fetching = self.is_fetching();
-        let (handle, head, tail) = (self.handle, self.sq.head(), self.sq.tail());
+        let (head, tail) = (self.sq.head(), self.sq.tail());
         while let Some(staged) = &self.staged
             && staged.sends.next != tail
         {
@@ -127,16 +127,16 @@ impl QueuePair {
                 let place = sends.place(number);
                 sends.starts[place] = sends.stream.end();
             }
-            let mut room = sends.stream.room(staging, *now, handle);
+            let mut room = sends.stream.room(staging, *now);
             if room.is_none() && number == head && !sends.stream.has_its_share(staging) {
                 // What the READs behind it keep for themselves is of no use before it is through.
                 let has_more = staged.responses.yield_parts(staging);
-                room = has_more.then(|| sends.stream.room(staging, *now, handle)).flatten();
+                room = has_more.then(|| sends.stream.room(staging, *now)).flatten();
             }
             let Some(room) = room else { return };
             let wanted = room.len.min((wqe.length - sends.offset) as usize);
             let next = mrs.next_source(self.sq.sges(number), sends.offset, wanted);
-            match sends.stream.take(staging, *now, handle, room, next) {
+            match sends.stream.take(staging, *now, room, next) {
                 Taken::Bytes(bytes) => sends.offset += bytes.min(wanted as u32),
                 Taken::Nothing => return,
             }
@@ -186,7 +186,9 @@ impl QueuePair {
     }
 
     /// What was acknowledged is kept no longer.
-    fn free_sends(&mut self, shared: &mut Shared) {
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn free_sends(&mut self, shared: &mut Shared) {
         let oldest = self.oldest_gathered(shared);
         let head = self.sq.head();
         let Some(staged) = &mut self.staged else { return };

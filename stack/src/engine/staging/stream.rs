@@ -12,7 +12,7 @@ use crate::verbs::Qp;
 
 /// Positions count the bytes that were ever in it.
 pub(crate) struct Stream {
-    purpose: Purpose,
+    owner: (Qp, Purpose),
     /// Oldest first.
     chunks: VecDeque<u16>,
     /// The position of the first byte of the oldest chunk.
@@ -25,6 +25,8 @@ pub(crate) struct Stream {
     ready: u64,
     /// Where the first bytes are that a copy has failed to bring.
     failed: Option<u64>,
+    /// There was no chunk for what comes next.
+    waits: bool,
 }
 
 struct Copying {
@@ -50,16 +52,17 @@ pub(crate) enum Taken {
 }
 
 impl Stream {
-    pub(crate) fn new(purpose: Purpose, pool: &StagingPool) -> Stream {
+    pub(crate) fn new(owner: (Qp, Purpose), pool: &StagingPool) -> Stream {
         let share = pool.share();
         Stream {
-            purpose,
+            owner,
             chunks: VecDeque::with_capacity(share),
             base: 0,
             end: 0,
             copies: VecDeque::with_capacity(2 * QUEUE_DEPTH + 1),
             ready: 0,
             failed: None,
+            waits: false,
         }
     }
 
@@ -89,14 +92,16 @@ impl Stream {
     }
 
     /// Room behind the end; `None` if the queue pair has its share, or there is no chunk.
-    pub(crate) fn room(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp) -> Option<Room> {
+    pub(crate) fn room(&mut self, pool: &mut StagingPool, now: Nanos) -> Option<Room> {
         let chunk_bytes = pool.chunk_bytes();
         let (index, at) = self.place(pool, self.end);
         if index == self.chunks.len() {
             if index == pool.share() {
                 return None;
             }
-            self.chunks.push_back(pool.take(now, qp, self.purpose)?);
+            let chunk = pool.take(now, self.owner.0, self.owner.1);
+            self.waits = chunk.is_none();
+            self.chunks.push_back(chunk?);
         }
         Some(Room { chunk: self.chunks[index], at, len: chunk_bytes - at })
     }
@@ -116,7 +121,6 @@ impl Stream {
         &mut self,
         pool: &mut StagingPool,
         now: Nanos,
-        qp: Qp,
         room: Room,
         bytes: Option<Source<'_>>,
     ) -> Taken {
@@ -128,7 +132,7 @@ impl Stream {
             }
             Some(Source::Device(copier, pieces)) => {
                 let bytes = pieces.iter().map(Piece::len).sum();
-                (bytes, pool.gather(now, (copier, &pieces), (chunk, at), (qp, self.purpose)).map(Some))
+                (bytes, pool.gather(now, (copier, &pieces), (chunk, at), self.owner).map(Some))
             }
             // Its region is gone, which is found out when it is sent.
             None => (len, Ok(None)),
@@ -136,7 +140,7 @@ impl Stream {
         match copy {
             Ok(copy) => self.push(bytes, copy),
             Err(GpuError::Full { .. }) => {
-                pool.wait(now, qp, self.purpose, 1);
+                pool.wait_for_copies(self.owner.0);
                 return Taken::Nothing;
             }
             Err(error) => {
@@ -185,7 +189,7 @@ impl Stream {
         let before = self.chunks.len();
         if position >= self.end {
             // All of it: the chunk at the end too.
-            self.give_up(pool);
+            self.clear(pool);
         }
         while position.saturating_sub(self.base) >= pool.chunk_bytes() as u64
             && let Some(chunk) = self.chunks.pop_front()
@@ -196,8 +200,16 @@ impl Stream {
         self.chunks.len() < before
     }
 
-    /// Nothing of it is needed any more. Copies that are under way end without it.
+    /// Nothing of it is needed any more, nor what would come next.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool) {
+        if self.waits {
+            pool.leave(self.owner.0, self.owner.1);
+        }
+        self.clear(pool);
+    }
+
+    /// Nothing of it is needed any more. Copies that are under way end without it.
+    pub(crate) fn clear(&mut self, pool: &mut StagingPool) {
         self.chunks.drain(..).for_each(|chunk| pool.release(chunk));
         self.copies.clear();
         (self.base, self.ready, self.failed) = (self.end, self.end, None);
