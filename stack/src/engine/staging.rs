@@ -84,8 +84,6 @@ pub(crate) struct StagingPool {
     waiting: [VecDeque<InLine>; Line::COUNT],
     /// Queue pairs that have chunks for what their peers are to send again, and since when, in this order.
     promised: VecDeque<(Qp, Nanos)>,
-    /// Queue pairs that found a device's queue full of copies, in this order.
-    behind_copies: VecDeque<Qp>,
     /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
     open: Vec<Qp>,
     soon: bool,
@@ -174,6 +172,17 @@ struct Lane {
     /// All up to it have ended, and one behind it has failed.
     ended: Ticket,
     failed: Option<Ticket>,
+    /// Queue pairs that found it full, in this order.
+    behind: VecDeque<Behind>,
+    /// Copies that have ended since some were told so.
+    room: usize,
+}
+
+/// Who waits for room in the queue of a device.
+struct Behind {
+    qp: Qp,
+    /// It was told that there is some. If it is still here in the next poll, it needs none any more.
+    is_told: bool,
 }
 
 struct CopyUnderWay {
@@ -200,7 +209,6 @@ impl StagingPool {
             copiers: Vec::new(),
             waiting: Default::default(),
             promised: VecDeque::new(),
-            behind_copies: VecDeque::new(),
             open: Vec::new(),
             soon: false,
             last: 0,
@@ -271,10 +279,9 @@ impl StagingPool {
             self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
             self.open.reserve(max_qps);
             self.promised.reserve(max_qps);
-            self.behind_copies.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
-        let lane = || -> Result<Lane, GpuError> {
+        let lane = |max_qps: usize| -> Result<Lane, GpuError> {
             let flights = VecDeque::with_capacity(QUEUE_DEPTH);
             Ok(Lane {
                 queue: device.queue(memory)?,
@@ -282,9 +289,11 @@ impl StagingPool {
                 flights,
                 ended: Ticket::NONE,
                 failed: None,
+                behind: VecDeque::with_capacity(max_qps),
+                room: 0,
             })
         };
-        Ok(Copier { device: Arc::clone(device), gathers: lane()?, scatters: lane()? })
+        Ok(Copier { device: Arc::clone(device), gathers: lane(max_qps)?, scatters: lane(0)? })
     }
 
     /// Bytes of a chunk.
@@ -400,20 +409,9 @@ impl StagingPool {
         }
     }
 
-    /// Lets `qp` wait until a device takes copies again.
-    pub(crate) fn wait_for_copies(&mut self, qp: Qp) {
-        if !self.behind_copies.contains(&qp) {
-            self.behind_copies.push_back(qp);
-        }
-    }
-
-    /// The next queue pair that waits for this, if `ended` copies have made room, or none is under way.
-    pub(crate) fn next_behind_copies(&mut self, ended: &mut usize) -> Option<Qp> {
-        let is_idle = self.copiers.iter().all(|copier| copier.gathers.flights.is_empty());
-        if !is_idle {
-            *ended = ended.checked_sub(1)?;
-        }
-        self.behind_copies.pop_front()
+    /// The next queue pair that found the queue of a device full, where there is room now.
+    pub(crate) fn next_behind_copies(&mut self) -> Option<Qp> {
+        self.copiers.iter_mut().find_map(|copier| copier.gathers.next_behind())
     }
 
     /// Gives a chunk back. It is free when its copies have ended.
@@ -432,7 +430,7 @@ impl StagingPool {
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
         self.promised.retain(|(promised, _)| *promised != qp);
-        self.behind_copies.retain(|behind| *behind != qp);
+        self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| behind.qp != qp));
         self.close(qp);
     }
 
@@ -472,9 +470,10 @@ impl StagingPool {
         all_idle.then_some(idlest)
     }
 
-    /// Whoever was told in the last poll that there are chunks for it, and has taken none, needs none.
+    /// Whoever was told in the last poll that there is room for it, and has taken none, needs none.
     pub(crate) fn end_offers(&mut self) {
         self.waiting.iter_mut().for_each(|line| line.retain(|waiting| !waiting.is_offered));
+        self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| !behind.is_told));
     }
 
     /// The next queue pair for which there are chunks. It is to be told.
@@ -514,9 +513,9 @@ impl StagingPool {
         self.promised.pop_front().map(|(qp, _)| qp)
     }
 
-    /// Notes that `qp` has bytes that are to be copied.
-    pub(crate) fn note_open(&mut self, qp: Qp) {
-        self.soon = true;
+    /// Notes that `qp` has bytes that are to be copied, `soon` if before another copy ends.
+    pub(crate) fn note_open(&mut self, qp: Qp, soon: bool) {
+        self.soon |= soon;
         if !self.open.contains(&qp) {
             self.open.push(qp);
         }
@@ -572,8 +571,8 @@ impl StagingPool {
         let Some(copier) = self.copiers.get_mut(usize::from(copier)) else {
             unreachable!("a region of a device has its copier")
         };
-        let Lane { queue, flights, .. } = &mut copier.gathers;
-        let ticket = queue.gather(now, pieces, start)?;
+        let ticket = copier.gathers.start_gather(now, qp, pieces, start)?;
+        let flights = &mut copier.gathers.flights;
         self.started.gathers += 1;
         self.started.bytes += bytes_of(pieces);
         flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
@@ -675,6 +674,42 @@ fn bytes_of(pieces: &[Piece<'_>]) -> u64 {
 }
 
 impl Lane {
+    /// Starts a copy from a device, unless others wait for that.
+    fn start_gather(
+        &mut self,
+        now: Nanos,
+        qp: Qp,
+        pieces: &[Piece<'_>],
+        start: usize,
+    ) -> Result<Ticket, GpuError> {
+        let place = self.behind.iter().position(|behind| behind.qp == qp);
+        let is_next = place.map_or(self.behind.is_empty(), |place| self.behind[place].is_told);
+        let started = if is_next {
+            self.queue.gather(now, pieces, start)
+        } else {
+            Err(GpuError::Full { copies: self.flights.len() })
+        };
+        match (&started, place) {
+            (Err(GpuError::Full { .. }), Some(place)) => self.behind[place].is_told = false,
+            (Err(GpuError::Full { .. }), None) => self.behind.push_back(Behind { qp, is_told: false }),
+            (_, Some(place)) => drop(self.behind.remove(place)),
+            (_, None) => {}
+        }
+        started
+    }
+
+    /// The next that waits, if a copy has ended, or none is under way. It is to be told.
+    fn next_behind(&mut self) -> Option<Qp> {
+        let next = self.behind.iter_mut().find(|behind| !behind.is_told);
+        let Some(next) = next.filter(|_| self.room > 0 || self.flights.is_empty()) else {
+            self.room = 0;
+            return None;
+        };
+        self.room = self.room.saturating_sub(1);
+        next.is_told = true;
+        Some(next.qp)
+    }
+
     /// The oldest copy, if it has ended by `now`, and whether it has succeeded.
     fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, bool)> {
         let oldest = self.flights.front()?.ticket;
@@ -694,6 +729,7 @@ impl Lane {
         if !has_failed && self.ended < oldest {
             return None;
         }
+        self.room += 1;
         Some((self.flights.pop_front()?, !has_failed))
     }
 }

@@ -336,17 +336,10 @@ impl Engine {
     #[cold]
     pub(crate) fn copy(&mut self) {
         let Engine { qps, shared, .. } = self;
-        let mut ended = 0;
         while let Some(copy) = shared.staging.next_ended(shared.now) {
-            ended += 1;
             shared.counters.count_if(!copy.succeeded, Counter::DeviceErrors);
             if let Some(qp) = qps.get_mut(copy.qp.0) {
                 qp.copy_ended(shared, &copy);
-            }
-        }
-        while let Some(behind) = shared.staging.next_behind_copies(&mut ended) {
-            if let Some(qp) = qps.get_mut(behind.0) {
-                qp.schedule(shared);
             }
         }
         let (mut left, mut most) = (0, CopiesLeft::None);
@@ -373,6 +366,11 @@ impl Engine {
             qp.yield_room(shared, purpose);
         }
         shared.staging.end_offers();
+        while let Some(behind) = shared.staging.next_behind_copies() {
+            if let Some(qp) = qps.get_mut(behind.0) {
+                qp.schedule(shared);
+            }
+        }
         while let Some(offered) = shared.staging.next_offer() {
             if let Some(qp) = qps.get_mut(offered.0) {
                 qp.take_room(shared);

@@ -163,7 +163,7 @@ impl Landing {
             batch.filled += data.len();
             batch.poll = *poll;
             staging.push_target(batch.chunk, &place, data.len(), held);
-            staging.note_open(qp);
+            staging.note_open(qp, true);
         }
         Ok(())
     }

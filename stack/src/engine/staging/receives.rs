@@ -353,7 +353,7 @@ impl QueuePair {
         if let Some(staged) = &mut self.staged {
             staged.invalidated = Some(region);
         }
-        shared.staging.note_open(self.handle);
+        shared.staging.note_open(self.handle, false);
         None
     }
 
@@ -366,6 +366,7 @@ impl QueuePair {
         self.land_ended(shared);
         if self.staged.as_ref().is_some_and(|staged| staged.invalidated.is_some()) {
             self.schedule(shared);
+            return left.max(CopiesLeft::Later);
         }
         left
     }

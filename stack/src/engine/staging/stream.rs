@@ -139,10 +139,8 @@ impl Stream {
         };
         match copy {
             Ok(copy) => self.push(bytes, copy),
-            Err(GpuError::Full { .. }) => {
-                pool.wait_for_copies(self.owner.0);
-                return Taken::Nothing;
-            }
+            // It is told when there is room.
+            Err(GpuError::Full { .. }) => return Taken::Nothing,
             Err(error) => {
                 tracing::warn!("{error}");
                 self.failed.get_or_insert(self.end);
