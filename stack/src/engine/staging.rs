@@ -404,7 +404,8 @@ impl StagingPool {
     pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
         let line = &mut self.waiting[purpose.line() as usize];
         match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
-            Some(waiting) => waiting.chunks = chunks,
+            // Another was quicker, if it was told.
+            Some(waiting) => (waiting.chunks, waiting.is_offered) = (chunks, false),
             None => line.push_back(InLine { qp, purpose, chunks, is_offered: false }),
         }
     }

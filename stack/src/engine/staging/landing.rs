@@ -304,7 +304,13 @@ impl Landing {
         let in_chunk = (pool.chunk_bytes() >> shift) as u32;
         let wanted = (packets.div_ceil(in_chunk) as usize).min(pool.share());
         if self.reserved.len() <= promised {
-            self.reserved.push(pool.take(now, qp, Purpose::Awaited)?);
+            let chunk = pool.take(now, qp, Purpose::Awaited);
+            if chunk.is_none() {
+                // What has come waits for no more, and makes room.
+                self.want();
+                pool.note_open(qp, true);
+            }
+            self.reserved.push(chunk?);
         }
         while self.reserved.len() < promised + wanted
             && let Some(chunk) = pool.take_spare(now, qp, Purpose::Awaited)

@@ -275,8 +275,8 @@ impl QueuePair {
         if staged.requests.keep(&mut shared.staging, now, handle, chunks) {
             staged.refused = None;
             shared.staging.promise(now, handle);
-            // Requesters take no second NAK for the same packet.
             let expected = self.responder.expected_psn();
+            // Requesters take no second NAK for the same packet.
             if staged.asked_for.replace(expected) == Some(expected) {
                 self.refuse_for_now(shared, Duration::ZERO);
             } else {
