@@ -49,6 +49,10 @@ impl Sends {
     /// Nothing is kept; what is sent next is gathered anew, from byte `offset` of the work request `head` on.
     pub(crate) fn restart(&mut self, pool: &mut StagingPool, head: u32, offset: u32) {
         self.stream.clear(pool);
+        self.start_at(head, offset);
+    }
+
+    fn start_at(&mut self, head: u32, offset: u32) {
         (self.next, self.offset) = (head, offset);
         let place = self.place(head);
         self.starts[place] = self.stream.end().wrapping_sub(offset.into());
@@ -204,7 +208,10 @@ impl QueuePair {
         match sends.position(number, done) {
             Some(kept) => drop(sends.stream.free(pool, kept)),
             // More is acknowledged than was gathered anew. What comes next begins with a packet, so that none lies in two chunks.
-            None => sends.restart(pool, number, done),
+            None => {
+                sends.stream.clear_used(pool);
+                sends.start_at(number, done);
+            }
         }
     }
 

@@ -187,7 +187,7 @@ impl Stream {
         let before = self.chunks.len();
         if position >= self.end {
             // All of it: the chunk at the end too.
-            self.clear(pool);
+            self.clear_used(pool);
         }
         while position.saturating_sub(self.base) >= pool.chunk_bytes() as u64
             && let Some(chunk) = self.chunks.pop_front()
@@ -204,6 +204,13 @@ impl Stream {
             pool.leave(self.owner.0, self.owner.1);
         }
         self.clear(pool);
+    }
+
+    /// As [`clear`](Stream::clear), but for a chunk that was taken and has no bytes yet: it is for what comes next.
+    pub(crate) fn clear_used(&mut self, pool: &mut StagingPool) {
+        if self.base < self.end {
+            self.clear(pool);
+        }
     }
 
     /// Nothing of it is needed any more. Copies that are under way end without it.
