@@ -107,6 +107,11 @@ impl Requester {
         }
     }
 
+    /// Whether a NAK has asked for the oldest packet.
+    pub(crate) fn is_asked_again(&self) -> bool {
+        self.sequence_nak_seen
+    }
+
     /// Changes its attributes while nothing is outstanding.
     pub(crate) fn set_attributes(&mut self, attributes: ReadyToSend) {
         self.attributes = attributes;

@@ -139,6 +139,8 @@ struct InLine {
     purpose: Purpose,
     /// So many are needed at the same time.
     chunks: usize,
+    /// The peer has asked for what is to be sent, and keeps chunks for it.
+    is_awaited: bool,
     /// It was told that there are so many. If it is still here in the next poll, it needs them no more.
     is_offered: bool,
 }
@@ -152,6 +154,9 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// How long bytes that were gathered are kept without an acknowledgement while others wait for the room.
 const IDLE: Duration = Duration::from_millis(20);
+
+/// The same while the peer of one of those waits for what it is to send again.
+const SHORT: Duration = Duration::from_micros(200);
 
 /// When it is looked again whether bytes that were received are to be copied, if nothing else happens.
 const SOON: Duration = Duration::from_micros(1);
@@ -400,13 +405,23 @@ impl StagingPool {
         (self.limit / 4).saturating_sub(self.held[Line::Awaited as usize])
     }
 
+    /// Lets `qp` wait for a chunk ahead of others, for its peer waits for what is sent from that.
+    pub(crate) fn hasten(&mut self, qp: Qp, purpose: Purpose) {
+        let line = &mut self.waiting[purpose.line() as usize];
+        let place = line.iter().position(|waiting| waiting.is(qp, purpose) && !waiting.is_awaited);
+        if let Some(hastened) = place.and_then(|place| line.remove(place)) {
+            let behind = line.iter().take_while(|waiting| waiting.is_awaited).count();
+            line.insert(behind, InLine { is_awaited: true, ..hastened });
+        }
+    }
+
     /// Lets `qp` wait for chunks.
     pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
         let line = &mut self.waiting[purpose.line() as usize];
         match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
             // Another was quicker, if it was told.
             Some(waiting) => (waiting.chunks, waiting.is_offered) = (chunks, false),
-            None => line.push_back(InLine { qp, purpose, chunks, is_offered: false }),
+            None => line.push_back(InLine { qp, purpose, chunks, is_awaited: false, is_offered: false }),
         }
     }
 
@@ -452,7 +467,11 @@ impl StagingPool {
         let mut own = own.iter().filter_map(VecDeque::front);
         let in_vain = own.find(|first| self.most(first.purpose) == 0)?;
         let is_idle = |chunk: &Chunk, purpose| {
-            let patience = if purpose == Purpose::Awaited { PATIENCE } else { IDLE };
+            let patience = match purpose {
+                Purpose::Awaited => PATIENCE,
+                _ if in_vain.is_awaited => SHORT,
+                _ => IDLE,
+            };
             chunk.copies == 0 && now.since(chunk.since) >= patience
         };
         let held = || self.chunks.iter().filter_map(|chunk| Some((chunk, chunk.held?)));
@@ -650,10 +669,12 @@ impl StagingPool {
         let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
         let copies =
             lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
+        let is_awaited = self.waiting.iter().filter_map(VecDeque::front).any(|first| first.is_awaited);
+        let patience = if is_awaited { SHORT } else { IDLE };
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (self.soon || self.has_offers()).then_some(now + SOON);
         let promised = self.promised.front().map(|(_, since)| *since + PROMISE);
-        copies.chain(open).chain(promised).chain(waits.then_some(now + IDLE)).min()
+        copies.chain(open).chain(promised).chain(waits.then_some(now + patience)).min()
     }
 }
 

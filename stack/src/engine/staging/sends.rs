@@ -108,7 +108,7 @@ impl QueuePair {
     fn gather_sends(&mut self, shared: &mut Shared) {
         self.free_sends(shared);
         let fetching = self.is_fetching();
-        let (head, tail) = (self.sq.head(), self.sq.tail());
+        let (handle, head, tail) = (self.handle, self.sq.head(), self.sq.tail());
         while let Some(staged) = &self.staged
             && staged.sends.next != tail
         {
@@ -137,7 +137,12 @@ impl QueuePair {
                 let has_more = staged.responses.yield_parts(staging);
                 room = has_more.then(|| sends.stream.room(staging, *now)).flatten();
             }
-            let Some(room) = room else { return };
+            let Some(room) = room else {
+                if number == head && self.requester.is_asked_again() {
+                    shared.staging.hasten(handle, Purpose::Sends);
+                }
+                return;
+            };
             let wanted = room.len.min((wqe.length - sends.offset) as usize);
             let next = mrs.next_source(self.sq.sges(number), sends.offset, wanted);
             match sends.stream.take(staging, *now, room, next) {
