@@ -276,3 +276,153 @@ fn devices_need_chunks() {
         "{refused}"
     );
 }
+
+/// Queue pairs between devices whose copies are late by so many microseconds at most, and few chunks.
+fn crowd(qps: usize, setup: Setup, seed: u64, late: u64) -> World {
+    let setup = Setup { qps, config: four_chunks, ..setup };
+    let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
+    let strict = Strict::default().seed(seed).latest(Duration::from_micros(late));
+    World::new(seed, link, setup, &strict, 1 << 18)
+}
+
+/// All succeed, by then.
+fn end_within(world: &mut World, end: usize, count: usize, most: Duration) {
+    let (began, mut polled) = (world.pair.now, world.pair.now);
+    let (mut done, mut more) = (0, true);
+    loop {
+        while let Some(wc) = world.come(end) {
+            assert_eq!(wc.status, WcStatus::Success, "{done} of {count} done: {wc:?}");
+            done += 1;
+        }
+        if done == count {
+            break;
+        }
+        assert!(
+            more && polled.since(began) <= most,
+            "{done} of {count} done after {:?}",
+            polled.since(began)
+        );
+        polled = world.pair.now;
+        more = world.step();
+    }
+}
+
+/// Answers to READs that end anywhere in a chunk: it goes when they are sent, be there another or not. Without an ACK timeout
+/// nobody asks twice.
+#[test]
+fn answers_wait_for_no_chunk_with_one_that_is_used_up() {
+    let mut world = crowd(5, Setup { timeout: 0, ..Setup::default() }, 1, 100);
+    let (from, to) = (world.remote_device[1].at(0), world.host[0]);
+    for n in 0..1000 {
+        world.post_on(0, n % 5, n as u64 % 5, SendOp::Read(from), &[sge(to, 0, 3000)], SendFlags::SIGNALED);
+        // Eight of each are under way.
+        if n >= 40 {
+            end_within(&mut world, 0, 1, Duration::from_millis(10));
+        }
+    }
+}
+
+/// What is kept for a peer's request waits for its sends, which wait for what it keeps for this end's.
+#[test]
+fn both_ends_send_between_few_chunks() {
+    for seed in 0..20 {
+        let mut world = crowd(4, Setup { timeout: 0, ..Setup::default() }, seed, 500);
+        for n in 0..24 {
+            for end in [0, 1] {
+                let (to, from) = (world.remote_device[1 - end].at(1 << 17), world.device[end]);
+                world.post_on(end, n % 4, 1, SendOp::Write(to), &[sge(from, 0, 900)], SendFlags::SIGNALED);
+            }
+        }
+        end_within(&mut world, 0, 24, Duration::from_millis(40));
+        end_within(&mut world, 1, 24, Duration::from_millis(40));
+    }
+}
+
+/// With selective repeat too, a response that finds no chunk is asked for again when there is one.
+#[test]
+fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
+    for selective_repeat in [false, true] {
+        let mut world = crowd(6, Setup { timeout: 0, selective_repeat, ..Setup::default() }, 1, 100);
+        let (from, to) = (world.remote_host[1].at(0), world.device[0]);
+        for n in 0..12 {
+            world.post_on(0, n % 6, 1, SendOp::Read(from), &[sge(to, 0, 60_000)], SendFlags::SIGNALED);
+        }
+        end_within(&mut world, 0, 12, Duration::from_millis(50));
+    }
+}
+
+/// The queue of a device is full most of the time: nobody keeps a place for a chunk that it has.
+#[test]
+fn a_full_queue_of_a_device_stalls_nobody() {
+    for (qps, depth) in [(6, 1), (40, 8), (40, 64)] {
+        let setup = Setup { qps, timeout: 16, ..Setup::default() };
+        let late = Strict::default().depth(depth).latest(Duration::from_micros(200));
+        let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 16);
+        let (to, from) = (world.remote_host[1].at(0), world.device[0]);
+        for n in 0..30 * qps {
+            world.post_on(0, n % qps, 1, SendOp::Write(to), &[sge(from, 0, 200)], SendFlags::SIGNALED);
+        }
+        // As many copies as there are, each as late as can be.
+        let most = Duration::from_micros(250) * (30 * qps).div_ceil(depth) as u32;
+        end_within(&mut world, 0, 30 * qps, most);
+    }
+}
+
+/// Peers write without end: one WRITE and one READ of this end are done all the same.
+#[test]
+fn requests_leave_room_for_own_ones() {
+    let mut world = crowd(10, Setup { timeout: 16, ..Setup::default() }, 1, 100);
+    let (here, there) = (world.remote_device[0].at(0), world.remote_host[1].at(0));
+    let (device, host) = (world.device[0], world.host[1]);
+    let mut own = 0;
+    for n in 0..4000 {
+        world.post_on(1, n % 10, 1, SendOp::Write(here), &[sge(host, 0, 20_000)], SendFlags::SIGNALED);
+        if n < 80 {
+            continue;
+        }
+        if n == 500 {
+            world.post_on(0, 0, 7, SendOp::Write(there), &[sge(device, 1 << 17, 1000)], SendFlags::SIGNALED);
+            world.post_on(0, 1, 8, SendOp::Read(there), &[sge(device, 1 << 17, 1000)], SendFlags::SIGNALED);
+        }
+        end_within(&mut world, 1, 1, Duration::from_millis(20));
+        own += usize::from(world.come(0).is_some_and(|wc| wc.status == WcStatus::Success));
+        if own == 2 {
+            return;
+        }
+    }
+    panic!("{own} of 2 while the peers have written 3500 times");
+}
+
+/// A chunk goes with the acknowledgement of what is in it, not when somebody else looks for one.
+#[test]
+fn queue_pairs_at_rest_keep_no_chunks() {
+    let mut world = crowd(6, Setup { timeout: 16, ..Setup::default() }, 1, 100);
+    let (to, from) = (world.remote_host[1].at(0), world.device[0]);
+    for n in 0..24 {
+        world.post_on(0, n % 6, 1, SendOp::Write(to), &[sge(from, 0, 1000)], SendFlags::SIGNALED);
+        end_within(&mut world, 0, 1, Duration::from_micros(200));
+    }
+}
+
+/// Who waits for a copy is woken when it ends.
+#[test]
+fn nobody_is_asked_all_the_time_whether_a_copy_has_ended() {
+    let setup = Setup { timeout: 16, ..Setup::default() };
+    let late = Strict::default().depth(1).latest(Duration::from_millis(10));
+    let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 17);
+    let (to, from) = (world.remote_device[1], world.host[0]);
+    for n in 0..20 {
+        world.post(0, n, SendOp::Write(to.at(n * 4096)), &[sge(from, 0, 4096)]);
+    }
+    let (mut steps, mut done) = (0, 0);
+    while done < 20 {
+        let more = world.step();
+        steps += 1;
+        while let Some(wc) = world.come(0) {
+            assert_eq!(wc.status, WcStatus::Success);
+            done += 1;
+        }
+        assert!(more || done == 20, "{done} done");
+    }
+    assert!(steps < 5000, "{steps} steps in {:?}", world.pair.now);
+}
