@@ -99,8 +99,8 @@ pub struct Config {
     /// copy of the device is of a chunk at most.
     pub staging_chunk: u32,
     /// How many chunks there are, 4 to 65,535 and 4 GiB in all. They are allocated when memory of a device is first registered.
-    /// A packet may need one for each device and one for the host at the same time, and two where it has more than 16 pieces: memory of
-    /// more devices than there are chunks less two is refused.
+    /// Half are for what peers send, where a packet may need one for each device and one for the host at the same time, and half for
+    /// this end's own requests: memory of one more device is refused where there are fewer than twice the devices and two.
     pub staging_chunks: u16,
     /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: where congestion control starts, and what it does not exceed.
     /// `None` asks the driver.
