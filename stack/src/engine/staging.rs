@@ -82,8 +82,8 @@ pub(crate) struct StagingPool {
     copiers: Vec<Copier>,
     /// Those that found too few chunks, in this order.
     waiting: [VecDeque<InLine>; Line::COUNT],
-    /// Queue pairs that have chunks for what their peers are to send again, and since when, in this order.
-    promised: VecDeque<(Qp, Nanos)>,
+    /// Queue pairs that have chunks for what their peers are to send again, for which purpose and since when, in this order.
+    promised: VecDeque<(Qp, Purpose, Nanos)>,
     /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
     open: Vec<Qp>,
     soon: bool,
@@ -283,7 +283,7 @@ impl StagingPool {
             // Of each queue pair, for each purpose.
             self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
             self.open.reserve(max_qps);
-            self.promised.reserve(max_qps);
+            self.promised.reserve(2 * max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = |max_qps: usize| -> Result<Lane, GpuError> {
@@ -445,7 +445,7 @@ impl StagingPool {
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
-        self.promised.retain(|(promised, _)| *promised != qp);
+        self.promised.retain(|(promised, ..)| *promised != qp);
         self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| behind.qp != qp));
         self.close(qp);
     }
@@ -522,15 +522,20 @@ impl StagingPool {
     }
 
     /// Notes that `qp` has chunks for what its peer is to send again.
-    pub(crate) fn promise(&mut self, now: Nanos, qp: Qp) {
-        self.promised.retain(|(promised, _)| *promised != qp);
-        self.promised.push_back((qp, now));
+    pub(crate) fn promise(&mut self, now: Nanos, qp: Qp, purpose: Purpose) {
+        self.end_promise(qp, purpose);
+        self.promised.push_back((qp, purpose, now));
     }
 
-    /// A queue pair whose peer has not come for long.
-    pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
-        self.promised.front().filter(|(_, since)| now.since(*since) >= PROMISE)?;
-        self.promised.pop_front().map(|(qp, _)| qp)
+    /// It has come.
+    pub(crate) fn end_promise(&mut self, qp: Qp, purpose: Purpose) {
+        self.promised.retain(|(promised, to, _)| (*promised, *to) != (qp, purpose));
+    }
+
+    /// A queue pair whose peer has not come for long, and what for.
+    pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<(Qp, Purpose)> {
+        self.promised.front().filter(|(.., since)| now.since(*since) >= PROMISE)?;
+        self.promised.pop_front().map(|(qp, purpose, _)| (qp, purpose))
     }
 
     /// Notes that `qp` has bytes that are to be copied, `soon` if before another copy ends.
@@ -673,7 +678,7 @@ impl StagingPool {
         let patience = if is_awaited { SHORT } else { IDLE };
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (self.soon || self.has_offers()).then_some(now + SOON);
-        let promised = self.promised.front().map(|(_, since)| *since + PROMISE);
+        let promised = self.promised.front().map(|(.., since)| *since + PROMISE);
         copies.chain(open).chain(promised).chain(waits.then_some(now + patience)).min()
     }
 }

@@ -151,6 +151,7 @@ impl Landing {
         self.make_room(staging, (*now, qp), behind.saturating_sub(self.batches.len()), parts)?;
         if std::mem::take(&mut self.waits) {
             staging.leave(qp, self.purpose);
+            staging.end_promise(qp, self.purpose);
         }
         for (&(place, data), index) in parts.iter().zip(batches) {
             if index == self.batches.len() && !self.begin(staging, place, (first, *poll)) {

@@ -253,6 +253,7 @@ impl QueuePair {
         if let Some(staged) = &mut self.staged {
             (staged.refused, staged.asked_for) = (None, None);
             shared.staging.leave(self.handle, Purpose::Requests);
+            shared.staging.end_promise(self.handle, Purpose::Requests);
             staged.requests.give_up_parts(&mut shared.staging);
         }
     }
@@ -274,7 +275,7 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return };
         if staged.requests.keep(&mut shared.staging, now, handle, chunks) {
             staged.refused = None;
-            shared.staging.promise(now, handle);
+            shared.staging.promise(now, handle, Purpose::Requests);
             let expected = self.responder.expected_psn();
             // Requesters take no second NAK for the same packet.
             if staged.asked_for.replace(expected) == Some(expected) {
@@ -293,16 +294,17 @@ impl QueuePair {
         let has_all = staged.responses.keep(&mut shared.staging, now, handle, chunks);
         if has_all {
             staged.lacking_response = None;
-            shared.staging.promise(now, handle);
+            shared.staging.promise(now, handle, Purpose::Responses);
         }
         has_all
     }
 
     /// The peer has not sent again what it was asked for.
-    pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared) {
-        if let Some(staged) = &mut self.staged {
-            staged.requests.give_up_parts(&mut shared.staging);
-            staged.responses.yield_parts(&mut shared.staging);
+    pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared, purpose: Purpose) {
+        let Some(staged) = &mut self.staged else { return };
+        match purpose {
+            Purpose::Responses => drop(staged.responses.yield_parts(&mut shared.staging)),
+            _ => staged.requests.give_up_parts(&mut shared.staging),
         }
     }
 
