@@ -55,7 +55,7 @@
 //! that sets a flag there comes when all is there that came before on its queue pair. A flag in memory of a device tells nothing.
 //!
 //! ACK timeouts of peers must be longer than copies take, or they repeat what is not lost. A request that finds no staging is asked
-//! for again when there is some, which takes one of the peer's retries; if it comes again before that, the peer is told to wait, by an RNR
+//! for again when there is some, which takes one of the peer's retries; if it comes twice more before that, the peer is told to wait, by an RNR
 //! NAK of 10 ms and more, so its `rnr_retry` should be 7.
 //!
 //! # Kernels beside it
@@ -66,7 +66,6 @@
 //! - Post what a kernel has written when the kernel has ended (`clFinish`, `cuStreamSynchronize`, or an event that is done).
 //! - Start a kernel on what was received, read or sent when the completion has come. With an RNIC one that runs already, and polls the
 //!   memory, may see old bytes behind the completion: the card writes past the processor, and nothing flushes that (`docs/rnic.md`).
-//!
 //! - Copies that have begun go on when their queue pair is reset or destroyed, over whatever the program writes there meanwhile. To use
 //!   the memory for something else, move the queue pair to ERR and take its flushed completions first, which come behind them; or
 //!   deregister the region, which is [`Busy`](Error::Busy) until they have ended.

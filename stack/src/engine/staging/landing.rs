@@ -66,9 +66,6 @@ struct Joined {
     targets: usize,
 }
 
-/// Pieces of memory that one packet may go to: those of a work request, one of them in two where a datagram begins.
-pub(crate) const PARTS_MAX: usize = 33;
-
 /// A completion that waits for a batch and those before it.
 struct CompletionBehind {
     number: u64,
@@ -171,9 +168,9 @@ impl Landing {
 
     /// Which batches take the bytes of a packet, by their places: those that are not there yet are behind the others. What comes
     /// with one packet may come in any order.
-    fn plan(&self, pool: &StagingPool, parts: &[(LandingPlace, &[u8])]) -> ArrayVec<usize, PARTS_MAX> {
+    fn plan(&self, pool: &StagingPool, parts: &[(LandingPlace, &[u8])]) -> ArrayVec<usize, MAX_PIECES> {
         let mut plan = ArrayVec::new();
-        let mut joined = ArrayVec::<Joined, PARTS_MAX>::new();
+        let mut joined = ArrayVec::<Joined, MAX_PIECES>::new();
         let mut behind = self.batches.len();
         for (place, data) in parts {
             let len = data.len();

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
+use ferroce_driver::gpu::MAX_PIECES;
 use ferroce_wire::{Nak, Psn, RKey, Service, Syndrome};
 
 use super::answers::Answers;
-use super::landing::{CopiesLeft, Landing, LandingPlace, NoRoom, PARTS_MAX};
+use super::landing::{CopiesLeft, Landing, LandingPlace, NoRoom};
 use super::sends::Sends;
 use super::{EndedCopy, Purpose};
 use crate::engine::mr::{Granted, RemoteAccess};
@@ -93,7 +94,7 @@ impl QueuePair {
         let (handle, first) = (self.handle, self.this_request());
         let (Some(staged), Some(receive)) = (&mut self.staged, self.rq.front()) else { return Ok(()) };
         let parts = bytes.iter().flat_map(|bytes| parts(shared, receive.sges, *bytes, with_host));
-        let parts: ArrayVec<_, PARTS_MAX> = parts.collect();
+        let parts: ArrayVec<_, MAX_PIECES> = parts.collect();
         let taken = staged.requests.take(shared, handle, &parts, first);
         self.await_chunks(shared, taken)
     }
@@ -560,7 +561,7 @@ fn parts<'a>(
     sges: &[Sge],
     (skip, data): (u32, &'a [u8]),
     with_host: bool,
-) -> ArrayVec<(LandingPlace, &'a [u8]), PARTS_MAX> {
+) -> ArrayVec<(LandingPlace, &'a [u8]), MAX_PIECES> {
     let mut rest = data;
     let mut parts = ArrayVec::new();
     for (mr, offset, len) in crate::engine::mr::parts(sges, skip, data.len()) {

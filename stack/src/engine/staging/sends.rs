@@ -211,7 +211,7 @@ impl QueuePair {
             return;
         };
         match sends.position(number, done) {
-            Some(kept) => drop(sends.stream.free(pool, kept)),
+            Some(kept) => sends.stream.free(pool, kept),
             // More is acknowledged than was gathered anew. What comes next begins with a packet, so that none lies in two chunks.
             None => {
                 sends.stream.clear_used(pool);

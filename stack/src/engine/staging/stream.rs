@@ -182,9 +182,8 @@ impl Stream {
         Some(pool.span(*self.chunks.get(index)?, at, len))
     }
 
-    /// Nothing before `position` is needed any more. Returns whether a chunk was given back.
-    pub(crate) fn free(&mut self, pool: &mut StagingPool, position: u64) -> bool {
-        let before = self.chunks.len();
+    /// Nothing before `position` is needed any more.
+    pub(crate) fn free(&mut self, pool: &mut StagingPool, position: u64) {
         if position >= self.end {
             // All of it: the chunk at the end too.
             self.clear_used(pool);
@@ -195,7 +194,6 @@ impl Stream {
             pool.release(chunk);
             self.base += pool.chunk_bytes() as u64;
         }
-        self.chunks.len() < before
     }
 
     /// Nothing of it is needed any more, nor what would come next.
