@@ -160,9 +160,9 @@ impl QueuePair {
         }
         let head = self.sq.head();
         if !shared.mrs.scatter(self.sq.sges(head), offset, packet.payload)
-            && let Err(no_room) = self.land_response(shared, head, (offset, packet.payload))
+            && self.land_response(shared, head, (offset, packet.payload)).is_err()
         {
-            self.await_room(shared, no_room);
+            self.await_room(shared, psn);
             return;
         }
         if is_final {

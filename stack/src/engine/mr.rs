@@ -211,6 +211,14 @@ impl MemoryRegions {
         sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
     }
 
+    /// Of how many devices some of the pieces are memory.
+    pub(crate) fn devices(&self, sges: &[Sge]) -> usize {
+        let copier = |sge: &Sge| self.slab.get(sge.mr.0)?.copier;
+        let is_first = |(index, of): &(usize, u8)| !sges[..*index].iter().any(|sge| copier(sge) == Some(*of));
+        let copiers = sges.iter().enumerate().filter_map(|(index, sge)| Some((index, copier(sge)?)));
+        copiers.filter(is_first).count()
+    }
+
     /// Notes that a work request names these pieces.
     #[inline]
     pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {

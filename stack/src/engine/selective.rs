@@ -8,7 +8,7 @@
 //! again, so of them only those that are named show anything.
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
+use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
 
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::psn_set::{PsnSet, SPAN};
@@ -314,6 +314,11 @@ impl Scoreboard {
         self.lost.insert_range_without(una, sent, &self.held);
     }
 
+    /// This is to be sent again.
+    pub(crate) fn lose(&mut self, psn: Psn) {
+        self.lost.insert(psn);
+    }
+
     /// How many packets are asked for again from `psn` on, of the `most` that are left of its part.
     /// If the request itself may be lost, all of them: the responder must not take a piece of it
     /// for a READ of its own, which is one more than it was told to expect.
@@ -341,15 +346,8 @@ impl QueuePair {
     /// Writes the oldest request that is to be sent again.
     #[inline(never)]
     pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
-        let (number, packet) = self.next_lost()?;
-        let scoreboard = &self.selective.as_ref()?.scoreboard;
-        let wqe = *self.sq.wqe(number);
-        let psn = wqe.first_psn + packet;
-        let mut count = 1;
-        if let SendOp::Read(_) = wqe.op {
-            count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
-            count = self.room_for_read(shared, number, psn, count)?;
-        }
+        let (number, packet, count) = self.next_again(shared)?;
+        let psn = self.sq.wqe(number).first_psn + packet;
         let length = match self.write_request(shared, slot, (number, packet, count), true) {
             Some(length) => length,
             None => {
@@ -368,12 +366,46 @@ impl QueuePair {
         Some(length)
     }
 
-    /// The first packet that is lost: its work request, and its number there.
-    pub(crate) fn next_lost(&mut self) -> Option<(u32, u32)> {
-        let (una, sent) = (self.requester.una(), self.requester.sent());
-        let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
+    /// The first packet that is lost and can be sent: its work request, its number there, and how many packets it asks for. A READ
+    /// that has no room for its responses holds up no other request, for which the peer may keep its own.
+    fn next_again(&mut self, shared: &mut Shared) -> Option<(u32, u32, u32)> {
+        let mut from = self.requester.una();
+        let mut reads_wait = false;
+        loop {
+            let (number, packet) = self.next_lost(from)?;
+            let wqe = *self.sq.wqe(number);
+            if !wqe.kind.is_read {
+                return Some((number, packet, 1));
+            }
+            let psn = wqe.first_psn + packet;
+            let scoreboard = &self.selective.as_ref()?.scoreboard;
+            let count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
+            if !reads_wait && let Some(count) = self.room_for_read(shared, number, psn, count) {
+                return Some((number, packet, count));
+            }
+            reads_wait = true;
+            from = wqe.end_psn();
+        }
+    }
+
+    /// The first packet from `from` on that is lost: its work request, and its number there.
+    pub(crate) fn next_lost(&mut self, from: Psn) -> Option<(u32, u32)> {
+        let sent = self.requester.sent();
+        let psn = self.selective.as_mut()?.scoreboard.next_lost(from, sent)?;
         let number = self.find_sent(psn)?;
         Some((number, psn.distance(self.sq.wqe(number).first_psn) as u32))
+    }
+
+    /// The PSN before which the peer has executed everything: behind READs whose responses are not here yet, if it repeats
+    /// selectively.
+    pub(crate) fn executed_by_peer(&self) -> Psn {
+        let una = self.requester.una();
+        match &self.selective {
+            Some(selective) if selective.scoreboard.executed.distance(una) > 0 => {
+                selective.scoreboard.executed
+            }
+            _ => una,
+        }
     }
 
     /// The work request that `psn`, which was sent, belongs to.
@@ -406,7 +438,7 @@ impl QueuePair {
         syndrome: Syndrome,
     ) {
         let now = shared.now;
-        let sent = self.requester.sent();
+        let (sent, executed) = (self.requester.sent(), self.executed_by_peer());
         let is_ack = matches!(syndrome, Syndrome::Ack { .. });
         let Some(Selective { scoreboard, .. }) = self.selective.as_deref_mut() else { return };
         match packet.opcode.operation() {
@@ -432,7 +464,11 @@ impl QueuePair {
             _ => scoreboard.executed_before(psn, now),
         }
         self.complete_executed(shared);
-        if !is_ack && psn == self.requester.una() {
+        if self.staged.is_some() && self.executed_by_peer() != executed {
+            self.free_sends(shared);
+        }
+        let ahead = psn.distance(self.requester.una());
+        if ahead == 0 && !is_ack || ahead > 0 && self.refused_before_answers(psn, syndrome) {
             self.take_nak(shared, syndrome);
         }
         let (una, sent) = (self.requester.una(), self.requester.sent());
@@ -441,6 +477,16 @@ impl QueuePair {
         {
             self.schedule(shared);
         }
+    }
+
+    /// Whether this asks for a request before which everything was executed, though not all answers are here. It may have been
+    /// held before its turn, and is no more.
+    fn refused_before_answers(&mut self, psn: Psn, syndrome: Syndrome) -> bool {
+        let asks = matches!(syndrome, Syndrome::RnrNak(_) | Syndrome::Nak(Nak::PsnSequenceError));
+        if let Some(selective) = self.selective.as_mut().filter(|_| asks) {
+            selective.scoreboard.held.remove(psn);
+        }
+        asks
     }
 
     /// Takes the data of a READ response or Atomic Acknowledge, in its turn or not: until the work
@@ -468,9 +514,9 @@ impl QueuePair {
             return;
         }
         if !shared.mrs.scatter(self.sq.sges(number), offset, data)
-            && let Err(no_room) = self.land_response(shared, number, (offset, data))
+            && self.land_response(shared, number, (offset, data)).is_err()
         {
-            self.await_room(shared, no_room);
+            self.await_room(shared, psn);
             return;
         }
         if let Some(selective) = &mut self.selective {

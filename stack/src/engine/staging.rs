@@ -29,9 +29,9 @@ pub(crate) enum Purpose {
     Answers,
     /// Of a peer's requests.
     Requests,
-    /// Of the responses to READs.
+    /// Of responses to READs for which nothing was kept.
     Responses,
-    /// Of those that have not come yet.
+    /// Of those that are to come.
     Awaited,
 }
 
@@ -82,8 +82,8 @@ pub(crate) struct StagingPool {
     copiers: Vec<Copier>,
     /// Those that found too few chunks, in this order.
     waiting: [VecDeque<InLine>; Line::COUNT],
-    /// Queue pairs that have chunks for what their peers are to send again, for which purpose and since when, in this order.
-    promised: VecDeque<(Qp, Purpose, Nanos)>,
+    /// Queue pairs that have chunks for a request that their peers are to send again, and since when, in this order.
+    promised: VecDeque<(Qp, Nanos)>,
     /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
     open: Vec<Qp>,
     soon: bool,
@@ -283,7 +283,7 @@ impl StagingPool {
             // Of each queue pair, for each purpose.
             self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
             self.open.reserve(max_qps);
-            self.promised.reserve(2 * max_qps);
+            self.promised.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
         let lane = |max_qps: usize| -> Result<Lane, GpuError> {
@@ -378,10 +378,19 @@ impl StagingPool {
         Some(chunk)
     }
 
-    /// Takes one more chunk, if nobody waits for it.
-    pub(crate) fn take_spare(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
-        let is_spare = self.waiting[purpose.line() as usize].is_empty() && self.most(purpose) > 0;
-        if is_spare { self.take(now, qp, purpose) } else { None }
+    /// Takes so many chunks at once, if nobody waits for them, or none.
+    pub(crate) fn take_spare(
+        &mut self,
+        now: Nanos,
+        (qp, purpose): (Qp, Purpose),
+        chunks: usize,
+        into: &mut Vec<u16>,
+    ) -> bool {
+        let has_all = self.waiting[purpose.line() as usize].is_empty() && self.most(purpose) >= chunks;
+        if has_all {
+            into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
+        }
+        has_all
     }
 
     /// Chunks that are left for a purpose. Half are for what comes to its end by itself, and half for this end's own requests,
@@ -400,9 +409,10 @@ impl StagingPool {
         self.free.len().min(most.into())
     }
 
-    /// A quarter is kept for READs, and they have no more.
+    /// A quarter is kept for READs, or as much as one packet may need, and they have no more.
     fn left_for_reads(&self) -> u16 {
-        (self.limit / 4).saturating_sub(self.held[Line::Awaited as usize])
+        let kept = (self.limit / 4).max(self.copiers.len() as u16);
+        kept.saturating_sub(self.held[Line::Awaited as usize])
     }
 
     /// Lets `qp` wait for a chunk ahead of others, for its peer waits for what is sent from that.
@@ -445,7 +455,7 @@ impl StagingPool {
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
         self.stop_waiting(qp);
-        self.promised.retain(|(promised, ..)| *promised != qp);
+        self.end_promise(qp);
         self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| behind.qp != qp));
         self.close(qp);
     }
@@ -465,7 +475,7 @@ impl StagingPool {
     pub(crate) fn idlest(&self, now: Nanos) -> Option<(Qp, Purpose)> {
         let [_, own @ ..] = &self.waiting;
         let mut own = own.iter().filter_map(VecDeque::front);
-        let in_vain = own.find(|first| self.most(first.purpose) == 0)?;
+        let in_vain = own.find(|first| self.most(first.purpose) < first.chunks)?;
         let is_idle = |chunk: &Chunk, purpose| {
             let patience = match purpose {
                 Purpose::Awaited => PATIENCE,
@@ -478,7 +488,9 @@ impl StagingPool {
         // Where READs have all that they may have, it is of no use to take it from sends.
         let is_of_use = |line| match line {
             Line::Bounded => false,
-            Line::Sends => in_vain.purpose != Purpose::Awaited || self.left_for_reads() > 0,
+            Line::Sends => {
+                in_vain.purpose != Purpose::Awaited || usize::from(self.left_for_reads()) >= in_vain.chunks
+            }
             Line::Awaited => true,
         };
         let idle = held().filter(|(chunk, (qp, purpose))| {
@@ -521,21 +533,21 @@ impl StagingPool {
         sends.iter().chain(awaited).any(|waiting| waiting.qp == qp)
     }
 
-    /// Notes that `qp` has chunks for what its peer is to send again.
-    pub(crate) fn promise(&mut self, now: Nanos, qp: Qp, purpose: Purpose) {
-        self.end_promise(qp, purpose);
-        self.promised.push_back((qp, purpose, now));
+    /// Notes that `qp` has chunks for a request that its peer is to send again.
+    pub(crate) fn promise(&mut self, now: Nanos, qp: Qp) {
+        self.end_promise(qp);
+        self.promised.push_back((qp, now));
     }
 
     /// It has come.
-    pub(crate) fn end_promise(&mut self, qp: Qp, purpose: Purpose) {
-        self.promised.retain(|(promised, to, _)| (*promised, *to) != (qp, purpose));
+    pub(crate) fn end_promise(&mut self, qp: Qp) {
+        self.promised.retain(|(promised, _)| *promised != qp);
     }
 
-    /// A queue pair whose peer has not come for long, and what for.
-    pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<(Qp, Purpose)> {
-        self.promised.front().filter(|(.., since)| now.since(*since) >= PROMISE)?;
-        self.promised.pop_front().map(|(qp, purpose, _)| (qp, purpose))
+    /// A queue pair whose peer has not come for long.
+    pub(crate) fn next_in_vain(&mut self, now: Nanos) -> Option<Qp> {
+        self.promised.front().filter(|(_, since)| now.since(*since) >= PROMISE)?;
+        self.promised.pop_front().map(|(qp, _)| qp)
     }
 
     /// Notes that `qp` has bytes that are to be copied, `soon` if before another copy ends.
@@ -678,7 +690,7 @@ impl StagingPool {
         let patience = if is_awaited { SHORT } else { IDLE };
         let waits = self.waiting.iter().any(|line| !line.is_empty());
         let open = (self.soon || self.has_offers()).then_some(now + SOON);
-        let promised = self.promised.front().map(|(.., since)| *since + PROMISE);
+        let promised = self.promised.front().map(|(_, since)| *since + PROMISE);
         copies.chain(open).chain(promised).chain(waits.then_some(now + patience)).min()
     }
 }

@@ -6,7 +6,9 @@ use ferroce::WcStatus::{self, RetryExcErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
 use ferroce::{Counter, Data, SendFlags, SendOp, Transition};
 
-use crate::packet::{Got, NAK_ACCESS, NAK_RNR, ack, atomic_ack, nak, packet, payload, read_response, sack};
+use crate::packet::{
+    Got, NAK_ACCESS, NAK_RNR, NAK_SEQUENCE, ack, atomic_ack, nak, packet, payload, read_response, sack,
+};
 use crate::peer::{Peer, REMOTE, SQ, Setup, pattern};
 use crate::selective::*;
 
@@ -145,6 +147,28 @@ fn a_receiver_that_is_not_ready_is_asked_again_for_one_it_held() {
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
     peer.inject(ack(SQ + 3, 4));
     expect_all(&mut peer, 1..4, Success);
+}
+
+/// The READ before it was executed, but its answer is lost: the refusal is no less for that.
+#[test]
+fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
+    for syndrome in [NAK_RNR | 1, NAK_SEQUENCE] {
+        // No ACK timer helps.
+        let mut peer = Peer::with(Setup { timeout: 0, ..setup() });
+        peer.post_write(1, b"one");
+        peer.post_read(2, 8);
+        peer.post_write(3, b"three");
+        assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1, SQ + 2]);
+        peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 2]));
+        assert_eq!(psns(&peer.take_packets()), [SQ]);
+        peer.inject(nak(syndrome, SQ + 2, 2));
+        peer.expect_wc(1, Success);
+        peer.advance(Duration::from_millis(1));
+        assert_eq!(psns(&peer.take_packets()), [SQ + 1, SQ + 2]);
+        peer.inject_all([read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ + 1, &[1; 8]), ack(SQ + 2, 3)]);
+        peer.expect_wc(2, Success);
+        peer.expect_wc(3, Success);
+    }
 }
 
 #[test]

@@ -351,6 +351,59 @@ fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
     }
 }
 
+/// Both ends WRITE, SEND and READ lists over two devices, all at once: what one keeps for what is to come must not be what the other
+/// needs to send it. Without an ACK timeout nobody asks twice.
+#[test]
+fn everything_at_once_both_ways_comes_to_an_end() {
+    for seed in 0..12 {
+        let selective_repeat = seed % 2 == 1;
+        let qps = [6, 20, 40][seed as usize % 3];
+        let setup = Setup { qps, timeout: 0, selective_repeat, config: six_chunks, ..Setup::default() };
+        let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));
+        let late = Strict::default().seed(seed).depth(3).latest(Duration::from_micros(50));
+        let mut world = World::new(seed, link, setup, &late, 1 << 16);
+        let others = [0, 1].map(|end| world.second_device(end));
+        let mut random = Random::new(seed);
+        for n in 0..6 * qps {
+            for end in [0, 1] {
+                let len = 1 + random.below(8000) as usize;
+                let list = |world: &World, end: usize| {
+                    [sge(world.device[end], 0, len), sge(others[end], 0, len), sge(world.host[end], 0, len)]
+                };
+                let there = [world.remote_device, world.remote_host][random.below(2) as usize][1 - end].at(0);
+                let op = match random.below(3) {
+                    0 => SendOp::Write(there),
+                    1 => SendOp::Read(there),
+                    _ => {
+                        let receive = list(&world, 1 - end);
+                        let peer = &mut world.pair.ends[1 - end];
+                        let wr = ReceiveWorkRequest { wr_id: 1 << 32, sges: &receive };
+                        peer.context.post_recv(peer.qps[n % qps], &wr).unwrap();
+                        SendOp::Send
+                    }
+                };
+                world.post_on(end, n % qps, n as u64, op, &list(&world, end), SendFlags::SIGNALED);
+            }
+        }
+        let (mut done, mut more) = ([0, 0], true);
+        while done != [6 * qps; 2] {
+            assert!(
+                more && world.pair.now < Nanos(3_000_000_000),
+                "seed {seed}: {done:?} of {} at {:?}",
+                6 * qps,
+                world.pair.now
+            );
+            more = world.step();
+            for end in [0, 1] {
+                while let Some(wc) = world.come(end) {
+                    assert_eq!(wc.status, WcStatus::Success, "seed {seed}: {wc:?}");
+                    done[end] += usize::from(wc.wr_id < 1 << 32);
+                }
+            }
+        }
+    }
+}
+
 /// The queue of a device is full most of the time: nobody keeps a place for a chunk that it has.
 #[test]
 fn a_full_queue_of_a_device_stalls_nobody() {

@@ -355,9 +355,9 @@ impl Engine {
         for (counter, count) in counts.into_iter().chain([(Counter::DeviceBytes, bytes)]) {
             shared.counters.set(counter, count);
         }
-        while let Some((in_vain, purpose)) = shared.staging.next_in_vain(shared.now) {
+        while let Some(in_vain) = shared.staging.next_in_vain(shared.now) {
             if let Some(qp) = qps.get_mut(in_vain.0) {
-                qp.give_back_chunks(shared, purpose);
+                qp.give_back_chunks(shared);
             }
         }
         if let Some((idlest, purpose)) = shared.staging.idlest(shared.now)

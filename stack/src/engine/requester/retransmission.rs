@@ -1,14 +1,11 @@
 //! When a requester sends again: the ACK timer, NAKs, and giving up (docs/protocol.md §4).
 
-use std::time::Duration;
-
 use ferroce_driver::Nanos;
-use ferroce_wire::RnrTimer;
+use ferroce_wire::{Psn, RnrTimer};
 
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
-use crate::engine::staging::landing::NoRoom;
 use crate::telemetry::counters::Counter;
 use crate::verbs::WcStatus;
 
@@ -112,31 +109,30 @@ impl QueuePair {
         self.schedule(shared);
     }
 
-    /// A response found no room on its way to memory of a device: asks for it again when there is room, as if the peer had
-    /// said that it was not ready.
+    /// A response found no room on its way to memory of a device: it is asked for again when there is some. That is no retry: the
+    /// peer is there.
     #[cold]
-    pub(crate) fn await_room(&mut self, shared: &mut Shared, NoRoom(chunks): NoRoom) {
-        /// It asks even so, after as long as copies don't take.
-        const AT_LAST: Duration = Duration::from_millis(100);
+    pub(crate) fn await_room(&mut self, shared: &mut Shared, psn: Psn) {
         shared.count(Counter::RxStagingFull);
-        self.requester.rnr_deadline = shared.now + AT_LAST;
-        self.requester.rnr_began = shared.now;
-        self.requester.ack_deadline = Nanos::NEVER;
         if let Some(staged) = &mut self.staged {
-            staged.lacking_response = Some(chunks);
             // What has come is to make room.
             staged.responses.want();
         }
-        self.go_back(shared);
+        match &mut self.selective {
+            Some(selective) => selective.scoreboard.lose(psn),
+            None => {
+                // Those behind it are on their way.
+                self.requester.implied_nak_seen = true;
+                self.go_back(shared);
+            }
+        }
+        self.arm_ack_timer(shared);
         self.schedule(shared);
     }
 
     /// There is room for what it waits for.
     #[cold]
     pub(crate) fn take_room(&mut self, shared: &mut Shared) {
-        if self.keep_for_response(shared) {
-            self.requester.rnr_deadline = Nanos::NEVER;
-        }
         self.feed(shared);
         self.schedule(shared);
     }

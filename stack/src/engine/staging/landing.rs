@@ -16,7 +16,7 @@ pub(crate) struct Landing {
     purpose: Purpose,
     /// Oldest first. Those that are not copied yet are the last.
     batches: VecDeque<LandingBatch>,
-    /// Some were not there, and it is in line for them.
+    /// A request found too few, and it is in line for them.
     waits: bool,
     /// Chunks for what READs have asked for, or for a request that found none and is to come again.
     reserved: Vec<u16>,
@@ -148,7 +148,7 @@ impl Landing {
         self.make_room(staging, (*now, qp), behind.saturating_sub(self.batches.len()), parts)?;
         if std::mem::take(&mut self.waits) {
             staging.leave(qp, self.purpose);
-            staging.end_promise(qp, self.purpose);
+            staging.end_promise(qp);
         }
         for (&(place, data), index) in parts.iter().zip(batches) {
             if index == self.batches.len() && !self.begin(staging, place, (first, *poll)) {
@@ -245,14 +245,21 @@ impl Landing {
         if lacking == 0 {
             return Ok(());
         }
-        // They are used instead of what was reserved for the parts.
-        if self.keep(pool, now, qp, lacking) {
+        let (owner, reserved) = ((qp, self.purpose), &mut self.reserved);
+        let has_all = match self.purpose {
+            // What was reserved for the parts is used up, or others had it: there may be more, but no READ waits for that.
+            Purpose::Responses => pool.take_spare(now, owner, lacking, reserved),
+            _ => pool.take_all(now, owner, lacking, reserved),
+        };
+        if has_all {
+            self.count_in(lacking);
             return Ok(());
         }
-        self.waits = true;
         if self.purpose == Purpose::Responses {
-            return Err(NoRoom(lacking));
+            self.yield_parts(pool);
+            return Err(NoRoom(chunks));
         }
+        self.waits = true;
         // When it comes again what it would have joined may be full. Whoever waits keeps none, or all might wait for each other.
         let is_first = |(index, (place, _)): &(usize, &(LandingPlace, &[u8]))| {
             parts[..*index].iter().all(|(earlier, _)| earlier.copier != place.copier)
@@ -263,13 +270,16 @@ impl Landing {
         Err(NoRoom(chunks))
     }
 
-    /// Keeps chunks for a packet that found too few, which is to come again. Returns whether there are so many.
+    /// Keeps chunks for a request that found too few, which is to come again. Returns whether there are so many.
     pub(crate) fn keep(&mut self, pool: &mut StagingPool, now: Nanos, qp: Qp, chunks: usize) -> bool {
-        let has_all = pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved);
-        if let Some((_, promised)) = self.parts.front_mut().filter(|_| has_all) {
+        pool.take_all(now, (qp, self.purpose), chunks, &mut self.reserved)
+    }
+
+    /// So many chunks more are for what comes of the parts.
+    fn count_in(&mut self, chunks: usize) {
+        if let Some((_, promised)) = self.parts.front_mut() {
             *promised += chunks;
         }
-        has_all
     }
 
     /// The newest batch that moves bytes as these are, for the same device; what is the host's is written behind all else.
@@ -280,13 +290,13 @@ impl Landing {
         }
     }
 
-    /// Room for the responses to a READ, of which `packets` from `psn` on are to be asked for: so many of them may be. `None` if
-    /// there is none; then the queue pair waits for it.
+    /// Room for the responses to a READ into memory of so many `devices`, of which `packets` from `psn` on are to be asked for: so
+    /// many of them may be. `None` if there is none; then the queue pair waits for it.
     pub(crate) fn reserve(
         &mut self,
         pool: &mut StagingPool,
         now: Nanos,
-        qp: Qp,
+        (qp, devices): (Qp, usize),
         (psn, packets, shift): (Psn, u32, u32),
     ) -> Option<u32> {
         // What is asked for again is promised anew, and ends where it ended before: the peer knows these READs.
@@ -300,23 +310,21 @@ impl Landing {
         };
         let promised = self.promised();
         let in_chunk = (pool.chunk_bytes() >> shift) as u32;
-        let wanted = (packets.div_ceil(in_chunk) as usize).min(pool.share());
-        if self.reserved.len() <= promised {
-            let chunk = pool.take(now, qp, Purpose::Awaited);
-            if chunk.is_none() {
-                // What has come waits for no more, and makes room.
-                self.want();
-                pool.note_open(qp, true);
-            }
-            self.reserved.push(chunk?);
+        // One packet may be for each of the devices; what lies in chunks of all but one may be short.
+        let short = devices.saturating_sub(1);
+        let wanted = (packets.div_ceil(in_chunk) as usize + short).min(pool.share().max(devices));
+        let lacking = (promised + devices).saturating_sub(self.reserved.len());
+        if lacking > 0 && !pool.take_all(now, (qp, Purpose::Awaited), lacking, &mut self.reserved) {
+            // What has come waits for no more, and makes room.
+            self.want();
+            pool.note_open(qp, true);
+            return None;
         }
         while self.reserved.len() < promised + wanted
-            && let Some(chunk) = pool.take_spare(now, qp, Purpose::Awaited)
-        {
-            self.reserved.push(chunk);
-        }
+            && pool.take_spare(now, (qp, Purpose::Awaited), 1, &mut self.reserved)
+        {}
         let chunks = (self.reserved.len() - promised).min(wanted);
-        let count = packets.min(chunks as u32 * in_chunk);
+        let count = packets.min((chunks - short) as u32 * in_chunk);
         match self.parts.get_mut(index) {
             Some((end, promised)) if end.distance(psn) as u32 == count => *promised = chunks,
             // The peer may know the READ as it was asked for before, or as it is now: nothing that is asked for again ends between.

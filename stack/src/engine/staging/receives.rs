@@ -25,8 +25,6 @@ pub(crate) struct Staged {
     pub(crate) requests: Landing,
     /// Of the responses to its READs.
     pub(crate) responses: Landing,
-    /// A response found so few chunks, and is asked for again when there are.
-    pub(crate) lacking_response: Option<usize>,
     /// What the request waits for that was refused last.
     refused: Option<Refused>,
     /// The request that was asked for last, once there were chunks for it.
@@ -66,7 +64,6 @@ impl QueuePair {
                 answers: Answers::new(self.handle, pool),
                 requests: Landing::new(Purpose::Requests, pool, self.rq.depth()),
                 responses: Landing::new(Purpose::Responses, pool, self.sq.depth()),
-                lacking_response: None,
                 refused: None,
                 asked_for: None,
                 invalidated: None,
@@ -148,7 +145,8 @@ impl QueuePair {
         psn: Psn,
         packets: u32,
     ) -> Option<u32> {
-        if self.sq.wqe(number).length == 0 || !shared.mrs.has_device(self.sq.sges(number)) {
+        let devices = shared.mrs.devices(self.sq.sges(number));
+        if self.sq.wqe(number).length == 0 || devices == 0 {
             return Some(packets);
         }
         let (is_later, is_selective) = (psn != self.sq.wqe(number).first_psn, self.selective.is_some());
@@ -160,12 +158,14 @@ impl QueuePair {
         let (handle, now) = (self.handle, shared.now);
         let asked = (psn, packets, shift);
         let Staged { responses, sends, .. } = &mut **self.staged.as_mut()?;
-        let mut reserved = responses.reserve(&mut shared.staging, now, handle, asked);
-        if reserved.is_none() && number == self.sq.head() && !sends.is_copying() {
+        let mut reserved = responses.reserve(&mut shared.staging, now, (handle, devices), asked);
+        // With selective repeat a READ that is asked for again holds up nothing.
+        let holds_up = !is_selective || psn.distance(self.requester.sent()) >= 0;
+        if reserved.is_none() && number == self.sq.head() && holds_up && !sends.is_copying() {
             // What was gathered for the sends behind it may hold the room, and they wait for it.
             self.give_up_sends(shared);
             let responses = &mut self.staged.as_mut()?.responses;
-            reserved = responses.reserve(&mut shared.staging, now, handle, asked);
+            reserved = responses.reserve(&mut shared.staging, now, (handle, devices), asked);
         }
         // Selective repeat has parts of its own, and asks again for what found no room of one.
         if is_selective { reserved.map(|_| packets) } else { reserved }
@@ -254,7 +254,7 @@ impl QueuePair {
         if let Some(staged) = &mut self.staged {
             (staged.refused, staged.asked_for) = (None, None);
             shared.staging.leave(self.handle, Purpose::Requests);
-            shared.staging.end_promise(self.handle, Purpose::Requests);
+            shared.staging.end_promise(self.handle);
             staged.requests.give_up_parts(&mut shared.staging);
         }
     }
@@ -276,7 +276,7 @@ impl QueuePair {
         let Some(staged) = &mut self.staged else { return };
         if staged.requests.keep(&mut shared.staging, now, handle, chunks) {
             staged.refused = None;
-            shared.staging.promise(now, handle, Purpose::Requests);
+            shared.staging.promise(now, handle);
             let expected = self.responder.expected_psn();
             // Requesters take no second NAK for the same packet.
             if staged.asked_for.replace(expected) == Some(expected) {
@@ -287,25 +287,10 @@ impl QueuePair {
         }
     }
 
-    /// Keeps chunks for a response that found too few. Returns whether it is to be asked for again.
-    pub(crate) fn keep_for_response(&mut self, shared: &mut Shared) -> bool {
-        let (handle, now) = (self.handle, shared.now);
-        let Some(staged) = &mut self.staged else { return false };
-        let Some(chunks) = staged.lacking_response else { return false };
-        let has_all = staged.responses.keep(&mut shared.staging, now, handle, chunks);
-        if has_all {
-            staged.lacking_response = None;
-            shared.staging.promise(now, handle, Purpose::Responses);
-        }
-        has_all
-    }
-
     /// The peer has not sent again what it was asked for.
-    pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared, purpose: Purpose) {
-        let Some(staged) = &mut self.staged else { return };
-        match purpose {
-            Purpose::Responses => drop(staged.responses.yield_parts(&mut shared.staging)),
-            _ => staged.requests.give_up_parts(&mut shared.staging),
+    pub(crate) fn give_back_chunks(&mut self, shared: &mut Shared) {
+        if let Some(staged) = &mut self.staged {
+            staged.requests.give_up_parts(&mut shared.staging);
         }
     }
 

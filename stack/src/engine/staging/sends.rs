@@ -87,7 +87,7 @@ impl QueuePair {
     /// Whether what is sent next is being copied, or waits for room while nothing that was sent waits for an answer.
     pub(crate) fn awaits_staging(&mut self, shared: &Shared) -> bool {
         let next = (self.requester.cursor(), self.requester.cursor_packet());
-        let (number, packet) = self.next_lost().unwrap_or(next);
+        let (number, packet) = self.next_lost(self.requester.una()).unwrap_or(next);
         let (Some(staged), Some(path_mtu)) = (&self.staged, self.path_mtu()) else { return false };
         if number == self.sq.tail() || !self.sq.wqe(number).started {
             return false;
@@ -181,11 +181,13 @@ impl QueuePair {
     /// The oldest work request with bytes in the stream, and the first byte that is not acknowledged.
     fn oldest_gathered(&self, shared: &Shared) -> Option<(u32, u32)> {
         let sends = &self.staged.as_ref()?.sends;
+        let executed = self.executed_by_peer();
         let mut number = self.sq.head();
         while (sends.next.wrapping_sub(number) as i32) >= 0 && number != self.sq.tail() {
-            if self.is_gathered(shared, number) {
-                let wqe = self.sq.wqe(number);
-                let done = if wqe.started { self.requester.una().distance(wqe.first_psn).max(0) } else { 0 };
+            let wqe = self.sq.wqe(number);
+            let done = if wqe.started { executed.distance(wqe.first_psn).max(0) } else { 0 };
+            let is_executed = wqe.started && done as u32 >= wqe.packets;
+            if !is_executed && self.is_gathered(shared, number) {
                 let shift = self.path_mtu().map_or(0, |path_mtu| path_mtu.shift());
                 return Some((number, ((done as u32) << shift).min(wqe.length)));
             }
