@@ -127,6 +127,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         return Ok(rank::main(&args.plan(), device, args.tcp_address, args.pcap.as_deref()));
     }
     args.json.check_beside(args.pcap.as_deref())?;
+    // Before a rank finds it out.
+    args.memory.open()?;
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
         // What fails because of the signal is not what the user wants to read.

@@ -239,6 +239,8 @@ impl Args {
         }
         let plan = self.plan();
         plan.check_limits()?;
+        // Before anybody at the other end waits for it.
+        self.memory.open()?;
         if self.operation == Operation::Atomic && !self.memory.is_host() {
             let memory = self.memory;
             return Err(Failure::usage(format!("--memory {memory}: atomics need memory of the host")));

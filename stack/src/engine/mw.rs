@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use ferroce_driver::MemoryKind;
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
@@ -117,6 +118,7 @@ impl MemoryRegions {
             && region.pd == pd
             && !region.revoked
             && region.access.contains(needed)
+            && !(access.contains(Access::REMOTE_ATOMIC) && region.memory.kind() == MemoryKind::Device)
             && end <= region.memory.len() as u64;
         if !allowed {
             return Err(BindRefused);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use ferroce_driver::gpu::{Device, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Staging, Ticket};
+use ferroce_driver::gpu::{Device, Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Staging, Ticket};
 use ferroce_driver::{Held, Memory, Nanos, Piece, Span};
 
 use crate::engine::mr::MemoryRegions;
@@ -36,6 +36,16 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// What a queue pair does with the bytes, for the log.
+    pub(crate) fn does(self) -> &'static str {
+        match self {
+            Purpose::Sends => "sends",
+            Purpose::Answers => "sends for a READ of its peer",
+            Purpose::Requests => "receives",
+            Purpose::Responses | Purpose::Awaited => "has READ",
+        }
+    }
+
     fn line(self) -> Line {
         match self {
             Purpose::Answers | Purpose::Requests | Purpose::Responses => Line::Bounded,
@@ -64,7 +74,8 @@ pub(crate) struct EndedCopy {
     pub(crate) purpose: Purpose,
     /// As its owner numbers it.
     pub(crate) number: u64,
-    pub(crate) succeeded: bool,
+    /// Why it has failed, if it has.
+    pub(crate) failure: Option<GpuError>,
 }
 
 /// The chunks of a context, and the queues of the devices whose memory is registered with it.
@@ -176,7 +187,7 @@ struct Lane {
     flights: VecDeque<CopyUnderWay>,
     /// All up to it have ended, and one behind it has failed.
     ended: Ticket,
-    failed: Option<Ticket>,
+    failed: Option<Failed>,
     /// Queue pairs that found it full, in this order.
     behind: VecDeque<Behind>,
     /// Copies that have ended since some were told so.
@@ -669,7 +680,7 @@ impl StagingPool {
     pub(crate) fn next_ended(&mut self, now: Nanos) -> Option<EndedCopy> {
         let StagingPool { copiers, chunks, free, .. } = self;
         let lanes = copiers.iter_mut().flat_map(|copier| [&mut copier.gathers, &mut copier.scatters]);
-        let (flight, succeeded) =
+        let (flight, failure) =
             lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
         let chunk = &mut chunks[usize::from(flight.chunk)];
         chunk.copies -= 1;
@@ -678,7 +689,7 @@ impl StagingPool {
             free.push(flight.chunk);
         }
         let CopyUnderWay { qp, purpose, number, .. } = flight;
-        Some(EndedCopy { qp, purpose, number, succeeded })
+        Some(EndedCopy { qp, purpose, number, failure })
     }
 
     /// When a copy may end.
@@ -749,26 +760,26 @@ impl Lane {
         Some(next.qp)
     }
 
-    /// The oldest copy, if it has ended by `now`, and whether it has succeeded.
-    fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, bool)> {
+    /// The oldest copy, if it has ended by `now`, and why it has failed, if it has.
+    fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, Option<GpuError>)> {
         let oldest = self.flights.front()?.ticket;
         if self.ended < oldest && self.failed.is_none() {
             match self.queue.done(now) {
                 Ok(done) => self.ended = done,
                 Err(failed) => {
-                    tracing::warn!("{failed}");
                     // All before it have ended well.
                     self.ended = Ticket(failed.ticket.0 - 1);
-                    self.failed = Some(failed.ticket);
+                    self.failed = Some(failed);
                 }
             }
         }
         // One before it was never told to have been submitted.
-        let has_failed = self.failed.take_if(|failed| *failed <= oldest) == Some(oldest);
-        if !has_failed && self.ended < oldest {
+        let failed = self.failed.take_if(|failed| failed.ticket <= oldest);
+        let failure = failed.filter(|failed| failed.ticket == oldest).map(|failed| failed.source);
+        if failure.is_none() && self.ended < oldest {
             return None;
         }
         self.room += 1;
-        Some((self.flights.pop_front()?, !has_failed))
+        Some((self.flights.pop_front()?, failure))
     }
 }

@@ -4,7 +4,10 @@
 //!
 //! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there and
 //! registers as any other. Whatever a work request or a peer names may lie in it, also in one list with memory of the host; only
-//! atomics may not ([`Feature::AtomicsOfDevice`]).
+//! atomics may not. Where this end can see that, they are [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): as where the
+//! result goes, and with the right `REMOTE_ATOMIC` of a region. A window with that right is not bound (`MwBindErr`). The peer of an atomic to
+//! such memory refuses it as to any other without the right (`RemAccessErr`). ATOMIC WRITE is allowed, as a WRITE of 8 bytes: whether a kernel
+//! beside it can see half of them is the device's.
 //!
 //! ```
 //! use std::time::Duration;
@@ -48,15 +51,17 @@
 //!
 //! What is told is there, but for an RNIC's completions (below): a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
 //! fails ends the work request with [`FatalErr`](WcStatus::FatalErr) here and [`RemOpErr`](WcStatus::RemOpErr) at the peer, and the queue
-//! pair with it; what was executed before that copy is told as usual. A device that neither copies nor fails holds its requests
-//! up without end: only the program can tell it from a slow one, by a time limit of its own.
+//! pair with it; what was executed before that copy is told as usual. Where a peer's WRITE or READ fails so, this end has no work request that
+//! could say it, and [`Event::QpFatal`] does. A device that neither copies nor fails holds the requests of this end
+//! up without end: only the program can tell it from a slow one, by a time limit of its own. Requests of its peers end in
+//! [`RetryExcErr`](WcStatus::RetryExcErr) when their retries are used up.
 //!
 //! Bytes land in a device's memory in any order, also those of two WRITEs. Memory of the host is written behind them: a WRITE or an atomic
 //! that sets a flag there comes when all is there that came before on its queue pair. A flag in memory of a device tells nothing.
 //!
 //! ACK timeouts of peers must be longer than copies take, or they repeat what is not lost. A request that finds no staging is asked
-//! for again when there is some, which takes one of the peer's retries; if it comes twice more before that, the peer is told to wait, by an RNR
-//! NAK of 10 ms and more, so its `rnr_retry` should be 7.
+//! for again when there is some, which takes one of the peer's retries. A peer that has repeated it twice by then is told to wait, by an RNR
+//! NAK of 10 ms and more, so its `rnr_retry` should be 7. Datagrams, and messages on UC, that find none are lost.
 //!
 //! # Kernels beside it
 //!
@@ -66,9 +71,11 @@
 //! - Post what a kernel has written when the kernel has ended (`clFinish`, `cuStreamSynchronize`, or an event that is done).
 //! - Start a kernel on what was received, read or sent when the completion has come. With an RNIC one that runs already, and polls the
 //!   memory, may see old bytes behind the completion: the card writes past the processor, and nothing flushes that (`docs/rnic.md`).
-//! - Copies that have begun go on when their queue pair is reset or destroyed, over whatever the program writes there meanwhile. To use
-//!   the memory for something else, move the queue pair to ERR and take its flushed completions first, which come behind them; or
-//!   deregister the region, which is [`Busy`](Error::Busy) until they have ended.
+//! - Copies that have begun go on when their queue pair is reset, destroyed or in ERR. Those to the device write over whatever the program
+//!   writes there meanwhile. In ERR flushed receives come behind copies of what was received, and flushed sends behind copies of what
+//!   READs have brought; what had come as a whole is a success even so. Flushed sends do not wait for copies from the device, which only
+//!   read it. [`Context::deregister`] is [`Busy`](Error::Busy) until all have ended: poll, and try again.
+//! - SQD waits for copies as for acknowledgements: `SqDrained` comes when the requests sent, and what READs have brought, are complete.
 //!
 //! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a [`Queue`](crate::driver::gpu::Queue)
 //! of your own; with the features, `OpenCl::buffer` and `Cuda::pointer` say of a piece what kernels call it. `OpenCl::import` and
@@ -89,7 +96,7 @@
 //!
 //! One copy more than memory of the host, at either end: by the GPU, between its memory and the chunk; that between the chunk and the packet
 //! host memory has as well. A copy
-//! takes microseconds to begin (PoCL's some tens), so small messages are slower by about two of them each way. Counters tell how much was copied:
+//! takes microseconds to begin (PoCL's some tens), and a small message waits for two, one at each end. Counters tell how much was copied:
 //! `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`; `rx_staging_full` counts packets that found no room, for which
 //! [`Config::staging_chunks`] may be raised (128 chunks of 64 KiB by default, shared by all queue pairs of a context).
 //! `ferroce perf --memory opencl:0` measures it.

@@ -77,7 +77,7 @@
 //! | [`RemInvReqErr`](WcStatus::RemInvReqErr) | the peer finds the request invalid: longer than its receive, an operation that its queue pair does not allow or does not know, an atomic at an address that is no multiple of 8, more READs than it takes | the peer's `Transition::Init` access; its receives; `max_rd_atomic` no more than its `max_dest_rd_atomic`; FLUSH and ATOMIC WRITE only where the peer has them; the same path MTU at both ends |
 //! | [`RemAccessErr`](WcStatus::RemAccessErr) | the peer's memory: a wrong or revoked key, bytes outside the region, or a right that the region does not have | tell the [`RemoteMemory`] anew after each registration; the region's [`Access`]; keep it registered until the last peer is done |
 //! | [`RemOpErr`](WcStatus::RemOpErr) | the peer can't carry it out: the memory of its receive is wrong (`LocProtErr` there), or a copy of its GPU has failed (`FatalErr` there, `device_errors`, and the log says why) | mend the receives of the peer, or its GPU |
-//! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the way (MTU, firewall, NAT) | the peer's program first; `ferroce doctor PEER` examines the way; [`Context::mismatches`] and the counters of both ends; a longer timeout where the peer is off its core for long ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
+//! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the way (MTU, firewall, NAT) | the peer's program first; `ferroce doctor PEER` examines the way; [`Context::mismatches`] and the counters of both ends; a longer timeout where the peer is off its core for long, or its GPU's copies are slow ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
 //! | | with [`Event::QpUnreachable`] or [`Event::AhUnreachable`]: no next hop | the reason is in the event: route, ARP, neighbour discovery |
 //! | [`RnrRetryExcErr`](WcStatus::RnrRetryExcErr) | the peer has no receive posted, and `rnr_retry` is used up | post receives before the peer sends, and enough of them; `rnr_retry` 7 (the default) waits for ever; a longer [`min_rnr_timer`](ReadyToReceive::min_rnr_timer) at the receiver |
 //! | [`FatalErr`](WcStatus::FatalErr) | a device has failed: the GPU whose memory the work request names, or the RNIC | the log; the device's tools; make the queue pair anew with other memory |
@@ -111,7 +111,8 @@
 //! | [`Event`] | what to do |
 //! |---|---|
 //! | [`QpReqErr`](Event::QpReqErr), [`QpAccessErr`](Event::QpAccessErr) | a request of the peer was refused, and no receive could tell it. The queue pair is in ERR: rights and lengths, as above |
-//! | [`QpFatal`](Event::QpFatal), [`CqErr`](Event::CqErr) | a completion found no room. Make the completion queue as large as all that may complete in it, or take completions more often |
+//! | [`QpFatal`](Event::QpFatal) | as `CqErr`; or a GPU has failed while the peer wrote to its memory or read it ([`DeviceErrors`](Counter::DeviceErrors), and the log says why) |
+//! | [`CqErr`](Event::CqErr) | a completion found no room. Make the completion queue as large as all that may complete in it, or take completions more often |
 //! | [`QpUnreachable`](Event::QpUnreachable), [`AhUnreachable`](Event::AhUnreachable) | no next hop; the reason is in the event |
 //! | [`PkeyViolation`](Event::PkeyViolation) | a packet of another partition: the same P_Key at both ends |
 //! | [`DeviceFatal`](Event::DeviceFatal) | the card has failed; open it anew |

@@ -27,6 +27,8 @@
 //! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same, seen by the receiver |
 //! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr), [`SendRnrErr`](Counter::SendRnrErr) | receives are missing at the peer; here |
 //! | [`OutOfBuffer`](Counter::OutOfBuffer) | a UC or UD message found no receive |
+//! | [`RxStagingFull`](Counter::RxStagingFull) | packets for memory of a GPU found no [staging](super::device_memory#what-it-costs); those of UC and UD are lost, others are asked for again |
+//! | [`DeviceErrors`](Counter::DeviceErrors) | copies of a GPU have failed: the log names the queue pair and the reason |
 //! | [`RxIcrcEncapsulated`](Counter::RxIcrcEncapsulated) | something on the way changes packets: NAT, a middlebox, a faulty link |
 //! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch), [`RxWrongService`](Counter::RxWrongService), [`RxWrongAddress`](Counter::RxWrongAddress) | the ends are set up differently: [`Context::mismatches`] tells what the first packet showed |
 //! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark; senders slow down |
@@ -61,7 +63,7 @@
 //! # The log
 //!
 //! The library logs through [`tracing`]: at `info` what was opened, with which driver and why; at `warn` what
-//! works and should not stay so; nothing per packet. A program decides by its subscriber what becomes of it, for instance
+//! works and should not stay so; at `error` which queue pair a GPU's failed copy has ended, and why; nothing per packet. A program decides by its subscriber what becomes of it, for instance
 //! `tracing_subscriber::fmt().with_env_filter(…).init()`. Without one nothing is printed. Errors are returned to the caller.
 //!
 //! # Captures

@@ -36,7 +36,7 @@ pub enum WcStatus {
     RemInvReqErr = 9,
     /// The remote key, the range or the rights do not fit; of a receive: the peer's request named such memory.
     RemAccessErr = 10,
-    /// The peer could not carry out the request: the memory of its own receive is wrong.
+    /// The peer could not carry out the request: the memory of its own receive is wrong, or a copy of its GPU has failed.
     RemOpErr = 11,
     /// The peer does not answer, and the retries are used up.
     RetryExcErr = 12,
@@ -59,7 +59,7 @@ impl WcStatus {
         match (self, is_receive) {
             (WcStatus::Success, _) => "carried out",
             (WcStatus::RetryExcErr, _) => {
-                "the peer does not answer, and the retries are used up: it is gone, does not poll its context, or packets are lost"
+                "the peer does not answer, and the retries are used up: it is gone, does not poll its context, its GPU copies for longer than that, or packets are lost"
             }
             (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
             (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",

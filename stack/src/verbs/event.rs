@@ -18,7 +18,8 @@ pub enum Event {
     Completion(Cq),
     /// A completion did not fit into the CQ; the QP that it was for is in the error state.
     CqErr(Cq),
-    /// A QP failed without a work request that could say so: its completion found no room in a CQ.
+    /// A QP failed without a work request that could say so: its completion found no room in a CQ, or a copy of a GPU
+    /// has failed, to which a WRITE or from which a READ of the peer was.
     QpFatal(Qp),
     /// The next hop to a QP's peer was looked for in vain, and the QP is in the error state. Its oldest send
     /// completed with `RetryExcErr`, everything behind it was flushed.

@@ -8,7 +8,7 @@ use ferroce::*;
 use ferroce_driver_test_support::random::Random;
 use ferroce_test_support::pair::Setup;
 
-use super::world::{World, sge};
+use super::world::{World, rights, sge};
 
 /// Below, at and above a packet and a chunk.
 const SIZES: [usize; 9] = [1, 8, 100, 1024, 1025, 65_535, 65_536, 70_000, 200_001];
@@ -113,6 +113,27 @@ fn copies_are_of_chunks() {
     });
     assert_eq!(counted, [[gathers, 0, gathered], [0, scatters, scattered]]);
     world.end();
+}
+
+/// A window lets no atomics in that its region could not take.
+#[test]
+fn windows_for_atomics_are_not_bound_to_memory_of_devices() {
+    let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 4096);
+    let end = &mut world.pair.ends[0];
+    let memory = end.context.deregister(world.device[0]).unwrap();
+    let mr = end.context.register(end.pd, memory, rights() | Access::MW_BIND).unwrap();
+    let mw = end.context.alloc_mw(end.pd).unwrap();
+    world.device[0] = mr;
+    let bind = |access| SendOp::BindMw { mw, mr, offset: 0, length: 64, access };
+    world.post(0, 1, bind(Access::REMOTE_WRITE), &[]);
+    let statuses = |world: &mut World| -> Vec<WcStatus> {
+        world.completions_within(0, Duration::from_millis(1)).iter().map(|wc| wc.status).collect()
+    };
+    assert_eq!(statuses(&mut world), [WcStatus::Success]);
+    let rkey = world.pair.ends[0].context.remote_window(mw).unwrap().unwrap().rkey;
+    world.post(0, 2, SendOp::LocalInvalidate(rkey), &[]);
+    world.post(0, 3, bind(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC), &[]);
+    assert_eq!(statuses(&mut world), [WcStatus::Success, WcStatus::MwBindErr]);
 }
 
 #[test]

@@ -130,6 +130,33 @@ fn a_list_may_change_devices_more_often_than_there_are_chunks() {
     }
 }
 
+/// Datagrams that find no chunk are lost, and counted: each is there or in the counter, and its receive is left for the next.
+#[test]
+fn datagrams_that_find_no_chunk_are_counted() {
+    let setup = Setup { qp_type: QpType::Ud, config: four_chunks, ..Setup::default() };
+    let late = Strict::default().depth(2).latest(Duration::from_micros(30));
+    let link = LinkConfig::default().rate(1_000_000_000);
+    let mut world = World::new(3, link, setup, &late, 1 << 17);
+    let (device, host) = (world.device[1], world.host[0]);
+    let bytes = world.fill(0, host, &mut Random::new(3));
+    for n in 0..64 {
+        world.post_recv(1, n, &[sge(device, n * 1064, 1064)]);
+        let to = SendOp::SendTo(world.pair.ends[0].destination.unwrap());
+        world.post(0, n, to, &[sge(host, n * 1024, 1024)]);
+        world.success(0, n);
+    }
+    let arrived = world.completions_within(1, Duration::from_millis(200));
+    let lost = world.pair.ends[1].context.counters().value(Counter::RxStagingFull);
+    assert_eq!(arrived.len() as u64 + lost, 64);
+    assert!(lost > 0 && arrived.len() > 4, "{lost} of 64 lost");
+    let mut sent = bytes.chunks(1024);
+    for (n, wc) in (0..).zip(arrived) {
+        assert_eq!((wc.wr_id, wc.status, wc.byte_len), (n, WcStatus::Success, 1064));
+        let found = world.read(1, device, n * 1064 + 40, 1024);
+        assert!(sent.any(|datagram| datagram == found), "{n} is none of those behind the one before it");
+    }
+}
+
 /// Receives and READs with pieces of two devices and of the host, of more queue pairs than there are chunks for: a packet takes all
 /// of its chunks or none.
 #[test]

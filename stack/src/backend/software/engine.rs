@@ -337,7 +337,7 @@ impl Engine {
     pub(crate) fn copy(&mut self) {
         let Engine { qps, shared, .. } = self;
         while let Some(copy) = shared.staging.next_ended(shared.now) {
-            shared.counters.count_if(!copy.succeeded, Counter::DeviceErrors);
+            shared.counters.count_if(copy.failure.is_some(), Counter::DeviceErrors);
             if let Some(qp) = qps.get_mut(copy.qp.0) {
                 qp.copy_ended(shared, &copy);
             }

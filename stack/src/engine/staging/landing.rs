@@ -430,7 +430,7 @@ impl Landing {
                 Ok(ticket) => batch.state = BatchState::Copying(ticket),
                 Err(GpuError::Full { .. }) => return CopiesLeft::Later,
                 Err(error) => {
-                    tracing::warn!("{error}");
+                    tracing::error!("a copy to a device can't begin: {error}");
                     batch.state = BatchState::Failed;
                 }
             }

@@ -361,12 +361,23 @@ impl QueuePair {
 
     /// A copy has ended.
     pub(crate) fn copy_ended(&mut self, shared: &mut Shared, copy: &EndedCopy) {
+        if let Some(failure) = &copy.failure
+            && self.state != QpState::Error
+        {
+            // What follows it on this queue pair is an outcome of that.
+            tracing::error!(
+                "QP {}: a copy of what it {} has failed: {failure}",
+                self.qpn,
+                copy.purpose.does()
+            );
+        }
+        let (number, succeeded) = (copy.number, copy.failure.is_none());
         let Some(staged) = &mut self.staged else { return };
         match copy.purpose {
-            Purpose::Sends => staged.sends.ended(copy.number, copy.succeeded),
-            Purpose::Answers => staged.answers.ended(copy.number, copy.succeeded),
-            Purpose::Requests => staged.requests.ended(copy.number, copy.succeeded),
-            Purpose::Responses | Purpose::Awaited => staged.responses.ended(copy.number, copy.succeeded),
+            Purpose::Sends => staged.sends.ended(number, succeeded),
+            Purpose::Answers => staged.answers.ended(number, succeeded),
+            Purpose::Requests => staged.requests.ended(number, succeeded),
+            Purpose::Responses | Purpose::Awaited => staged.responses.ended(number, succeeded),
         }
         match copy.purpose {
             Purpose::Sends | Purpose::Answers => self.schedule(shared),

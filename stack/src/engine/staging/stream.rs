@@ -142,7 +142,7 @@ impl Stream {
             // It is told when there is room.
             Err(GpuError::Full { .. }) => return Taken::Nothing,
             Err(error) => {
-                tracing::warn!("{error}");
+                tracing::error!("a copy from a device can't begin: {error}");
                 self.failed.get_or_insert(self.end);
                 self.push(bytes, None);
             }
