@@ -197,7 +197,7 @@ fn tensors_of_a_device_are_added_up_there() {
     assert!(text(&wrong.stdout).contains("WRONG at rank 0 over ferroce: conv1.weight[5] is "));
     let args = ["-d", "loopback", "--memory", "cuda:99", "--tensors", "1"];
     let refused = demo(&args);
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("--memory cuda:99: "), "{}", text(&refused.stderr));
 }
 

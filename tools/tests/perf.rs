@@ -228,6 +228,17 @@ fn every_operation_between_devices() {
     assert!(text.stdout.contains("memory: opencl:0"), "{text:#?}");
 }
 
+/// Before a server waits for a client, and before a client lets a server wait.
+#[test]
+fn a_gpu_that_is_not_there_is_refused_at_once() {
+    for peer in ["", "127.0.0.1"] {
+        let refused =
+            Ferroce::start(None, &format!("perf write bw -d udp:127.0.0.1 --memory cuda:99 {peer}")).end();
+        assert_eq!(refused.code, Some(2), "{refused:#?}");
+        assert!(refused.stderr.contains("--memory cuda:99: "), "{refused:#?}");
+    }
+}
+
 #[test]
 fn a_peer_that_is_killed_ends_the_work_of_devices_in_error() {
     let _alone = alone();
