@@ -4,7 +4,9 @@
 //! [`Stream`](stream::Stream), what is received in a [`Landing`](landing::Landing) of the queue pair.
 
 pub(crate) mod answers;
+mod copier;
 pub(crate) mod landing;
+mod line;
 pub(crate) mod receives;
 pub(crate) mod sends;
 pub(crate) mod stream;
@@ -14,12 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use ferroce_driver::gpu::{Device, Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Staging, Ticket};
+use ferroce_driver::gpu::{Device, GpuError, MAX_PIECES, Staging, Ticket};
 use ferroce_driver::{Held, Memory, Nanos, Piece, Span};
 
 use crate::engine::mr::MemoryRegions;
 use crate::verbs::{Config, Qp};
+use copier::{Copier, CopyUnderWay, Lane};
 use landing::LandingPlace;
+use line::Lines;
 
 /// What a chunk is for. Those of sends, and those that are kept for responses, are for this end's own requests: they stay until
 /// the peer has acknowledged or answered, for which it may need others.
@@ -91,8 +95,7 @@ pub(crate) struct StagingPool {
     /// How many are held, by what they wait in line for.
     held: [u16; Line::COUNT],
     copiers: Vec<Copier>,
-    /// Those that found too few chunks, in this order.
-    waiting: [VecDeque<InLine>; Line::COUNT],
+    waiting: Lines,
     /// Queue pairs that have chunks for a request that their peers are to send again, and since when, in this order.
     promised: VecDeque<(Qp, Nanos)>,
     /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
@@ -143,19 +146,6 @@ impl Target {
     }
 }
 
-/// Who found too few chunks.
-#[derive(Clone, Copy)]
-struct InLine {
-    qp: Qp,
-    purpose: Purpose,
-    /// So many are needed at the same time.
-    chunks: usize,
-    /// The peer has asked for what is to be sent, and keeps chunks for it.
-    is_awaited: bool,
-    /// It was told that there are so many. If it is still here in the next poll, it needs them no more.
-    is_offered: bool,
-}
-
 /// How long chunks are kept for what a peer was asked to send again: longer than an RNR NAK tells it to wait and copies of its own
 /// take, and shorter than others repeat themselves in vain.
 const PROMISE: Duration = Duration::from_millis(50);
@@ -172,43 +162,6 @@ const SHORT: Duration = Duration::from_micros(200);
 /// When it is looked again whether bytes that were received are to be copied, if nothing else happens.
 const SOON: Duration = Duration::from_micros(1);
 
-/// The queues of one device: gathers don't wait for scatters.
-struct Copier {
-    device: Arc<dyn Device>,
-    gathers: Lane,
-    scatters: Lane,
-}
-
-struct Lane {
-    queue: Box<dyn Queue>,
-    /// Copies up to it may be of a queue pair that is gone: what lands where they do comes after them.
-    abandoned: Ticket,
-    /// Those that are not known to have ended, by their tickets.
-    flights: VecDeque<CopyUnderWay>,
-    /// All up to it have ended, and one behind it has failed.
-    ended: Ticket,
-    failed: Option<Failed>,
-    /// Queue pairs that found it full, in this order.
-    behind: VecDeque<Behind>,
-    /// Copies that have ended since some were told so.
-    room: usize,
-}
-
-/// Who waits for room in the queue of a device.
-struct Behind {
-    qp: Qp,
-    /// It was told that there is some. If it is still here in the next poll, it needs none any more.
-    is_told: bool,
-}
-
-struct CopyUnderWay {
-    ticket: Ticket,
-    qp: Qp,
-    purpose: Purpose,
-    number: u64,
-    chunk: u16,
-}
-
 /// Devices whose memory a context may have.
 const COPIERS_MAX: usize = 64;
 
@@ -223,7 +176,7 @@ impl StagingPool {
             free: Vec::new(),
             held: Default::default(),
             copiers: Vec::new(),
-            waiting: Default::default(),
+            waiting: Lines::new(),
             promised: VecDeque::new(),
             open: Vec::new(),
             soon: false,
@@ -291,25 +244,12 @@ impl StagingPool {
             self.chunks = vec![Chunk { held: None, copies: 0, since: Nanos::ZERO }; self.limit.into()].into();
             self.targets = (0..self.limit).map(|_| Targets::new()).collect();
             self.free = (0..self.limit).rev().collect();
-            // Of each queue pair, for each purpose.
-            self.waiting.iter_mut().for_each(|line| line.reserve(3 * max_qps));
+            self.waiting.reserve(max_qps);
             self.open.reserve(max_qps);
             self.promised.reserve(max_qps);
         }
         let Some(memory) = &self.memory else { unreachable!("it was just allocated") };
-        let lane = |max_qps: usize| -> Result<Lane, GpuError> {
-            let flights = VecDeque::with_capacity(QUEUE_DEPTH);
-            Ok(Lane {
-                queue: device.queue(memory)?,
-                abandoned: Ticket::NONE,
-                flights,
-                ended: Ticket::NONE,
-                failed: None,
-                behind: VecDeque::with_capacity(max_qps),
-                room: 0,
-            })
-        };
-        Ok(Copier { device: Arc::clone(device), gathers: lane(max_qps)?, scatters: lane(0)? })
+        Copier::open(device, memory, max_qps)
     }
 
     /// Bytes of a chunk.
@@ -370,16 +310,7 @@ impl StagingPool {
     /// Whether so many chunks can be taken, for which `qp` waits otherwise.
     fn has(&mut self, qp: Qp, purpose: Purpose, chunks: usize) -> bool {
         let most = self.most(purpose);
-        let line = &mut self.waiting[purpose.line() as usize];
-        let place = line.iter().position(|waiting| waiting.is(qp, purpose));
-        let ahead: usize = line.range(..place.unwrap_or(line.len())).map(|waiting| waiting.chunks).sum();
-        let has_all = ahead + chunks <= most;
-        match place {
-            Some(place) if has_all => drop(line.remove(place)),
-            None if has_all => {}
-            _ => self.wait(qp, purpose, chunks),
-        }
-        has_all
+        self.waiting.has_turn(qp, purpose, chunks, most)
     }
 
     fn pop(&mut self, now: Nanos, qp: Qp, purpose: Purpose) -> Option<u16> {
@@ -397,7 +328,7 @@ impl StagingPool {
         chunks: usize,
         into: &mut Vec<u16>,
     ) -> bool {
-        let has_all = self.waiting[purpose.line() as usize].is_empty() && self.most(purpose) >= chunks;
+        let has_all = self.waiting.is_empty(purpose.line()) && self.most(purpose) >= chunks;
         if has_all {
             into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
         }
@@ -411,7 +342,7 @@ impl StagingPool {
         let half = self.limit / 2;
         let own = half.saturating_sub(sends + awaited);
         let reads = self.left_for_reads();
-        let kept = if self.waiting[Line::Awaited as usize].is_empty() { 0 } else { reads };
+        let kept = if self.waiting.is_empty(Line::Awaited) { 0 } else { reads };
         let most = match purpose.line() {
             Line::Bounded => (self.limit - half).saturating_sub(bounded),
             Line::Sends => own.saturating_sub(kept),
@@ -428,22 +359,12 @@ impl StagingPool {
 
     /// Lets `qp` wait for a chunk ahead of others, for its peer waits for what is sent from that.
     pub(crate) fn hasten(&mut self, qp: Qp, purpose: Purpose) {
-        let line = &mut self.waiting[purpose.line() as usize];
-        let place = line.iter().position(|waiting| waiting.is(qp, purpose) && !waiting.is_awaited);
-        if let Some(hastened) = place.and_then(|place| line.remove(place)) {
-            let behind = line.iter().take_while(|waiting| waiting.is_awaited).count();
-            line.insert(behind, InLine { is_awaited: true, ..hastened });
-        }
+        self.waiting.hasten(qp, purpose);
     }
 
     /// Lets `qp` wait for chunks.
     pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
-        let line = &mut self.waiting[purpose.line() as usize];
-        match line.iter_mut().find(|waiting| waiting.is(qp, purpose)) {
-            // Another was quicker, if it was told.
-            Some(waiting) => (waiting.chunks, waiting.is_offered) = (chunks, false),
-            None => line.push_back(InLine { qp, purpose, chunks, is_awaited: false, is_offered: false }),
-        }
+        self.waiting.wait(qp, purpose, chunks);
     }
 
     /// The next queue pair that found the queue of a device full, where there is room now.
@@ -473,19 +394,18 @@ impl StagingPool {
 
     /// A queue pair waits for no chunk any more.
     pub(crate) fn stop_waiting(&mut self, qp: Qp) {
-        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| waiting.qp != qp));
+        self.waiting.leave_all(qp);
     }
 
     /// A queue pair waits for no chunk any more for this.
     pub(crate) fn leave(&mut self, qp: Qp, purpose: Purpose) {
-        self.waiting[purpose.line() as usize].retain(|waiting| !waiting.is(qp, purpose));
+        self.waiting.leave(qp, purpose);
     }
 
     /// The queue pair that has held chunks longest for its own requests without a copy, and for which, if others wait for them in
     /// vain. For responses it is given more time: they must be asked for again.
     pub(crate) fn idlest(&self, now: Nanos) -> Option<(Qp, Purpose)> {
-        let [_, own @ ..] = &self.waiting;
-        let mut own = own.iter().filter_map(VecDeque::front);
+        let mut own = self.waiting.first().filter(|first| first.purpose.line() != Line::Bounded);
         let in_vain = own.find(|first| self.most(first.purpose) < first.chunks)?;
         let is_idle = |chunk: &Chunk, purpose| {
             let patience = match purpose {
@@ -515,33 +435,24 @@ impl StagingPool {
 
     /// Whoever was told in the last poll that there is room for it, and has taken none, needs none.
     pub(crate) fn end_offers(&mut self) {
-        self.waiting.iter_mut().for_each(|line| line.retain(|waiting| !waiting.is_offered));
+        self.waiting.end_offers();
         self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| !behind.is_told));
     }
 
     /// The next queue pair for which there are chunks. It is to be told.
     pub(crate) fn next_offer(&mut self) -> Option<Qp> {
         let most = [Purpose::Requests, Purpose::Sends, Purpose::Awaited].map(|purpose| self.most(purpose));
-        self.waiting.iter_mut().zip(most).find_map(|(line, most)| {
-            let mut left = most;
-            let fits =
-                |waiting: &&mut InLine| left.checked_sub(waiting.chunks).map(|rest| left = rest).is_some();
-            let next = line.iter_mut().take_while(fits).find(|waiting| !waiting.is_offered)?;
-            next.is_offered = true;
-            Some(next.qp)
-        })
+        self.waiting.next_offer(most)
     }
 
     /// Whether somebody was told that there are chunks, or is to be.
     fn has_offers(&self) -> bool {
-        let mut first = self.waiting.iter().filter_map(VecDeque::front);
-        first.any(|first| first.is_offered || first.chunks <= self.most(first.purpose))
+        self.waiting.first().any(|first| first.is_offered() || first.chunks <= self.most(first.purpose))
     }
 
     /// Whether `qp` waits for a chunk for its own requests.
     pub(crate) fn waits_to_send(&self, qp: Qp) -> bool {
-        let [_, sends, awaited] = &self.waiting;
-        sends.iter().chain(awaited).any(|waiting| waiting.qp == qp)
+        self.waiting.waits_to_send(qp)
     }
 
     /// Notes that `qp` has chunks for a request that its peer is to send again.
@@ -697,89 +608,15 @@ impl StagingPool {
         let lanes = self.copiers.iter().flat_map(|copier| [&copier.gathers, &copier.scatters]);
         let copies =
             lanes.filter(|lane| !lane.flights.is_empty()).filter_map(|lane| lane.queue.next_deadline(now));
-        let is_awaited = self.waiting.iter().filter_map(VecDeque::front).any(|first| first.is_awaited);
+        let is_awaited = self.waiting.first().any(|first| first.is_awaited);
         let patience = if is_awaited { SHORT } else { IDLE };
-        let waits = self.waiting.iter().any(|line| !line.is_empty());
+        let waits = self.waiting.first().next().is_some();
         let open = (self.soon || self.has_offers()).then_some(now + SOON);
         let promised = self.promised.front().map(|(_, since)| *since + PROMISE);
         copies.chain(open).chain(promised).chain(waits.then_some(now + patience)).min()
     }
 }
 
-impl InLine {
-    fn is(&self, qp: Qp, purpose: Purpose) -> bool {
-        (self.qp, self.purpose) == (qp, purpose)
-    }
-}
-
-impl Copier {
-    /// Whether no copy is under way.
-    fn is_idle(&self) -> bool {
-        self.gathers.flights.is_empty() && self.scatters.flights.is_empty()
-    }
-}
-
 fn bytes_of(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().map(|piece| piece.len() as u64).sum()
-}
-
-impl Lane {
-    /// Starts a copy from a device, unless others wait for that.
-    fn start_gather(
-        &mut self,
-        now: Nanos,
-        qp: Qp,
-        pieces: &[Piece<'_>],
-        start: usize,
-    ) -> Result<Ticket, GpuError> {
-        let place = self.behind.iter().position(|behind| behind.qp == qp);
-        let is_next = place.map_or(self.behind.is_empty(), |place| self.behind[place].is_told);
-        let started = if is_next {
-            self.queue.gather(now, pieces, start)
-        } else {
-            Err(GpuError::Full { copies: self.flights.len() })
-        };
-        match (&started, place) {
-            (Err(GpuError::Full { .. }), Some(place)) => self.behind[place].is_told = false,
-            (Err(GpuError::Full { .. }), None) => self.behind.push_back(Behind { qp, is_told: false }),
-            (_, Some(place)) => drop(self.behind.remove(place)),
-            (_, None) => {}
-        }
-        started
-    }
-
-    /// The next that waits, if a copy has ended, or none is under way. It is to be told.
-    fn next_behind(&mut self) -> Option<Qp> {
-        let next = self.behind.iter_mut().find(|behind| !behind.is_told);
-        let Some(next) = next.filter(|_| self.room > 0 || self.flights.is_empty()) else {
-            self.room = 0;
-            return None;
-        };
-        self.room = self.room.saturating_sub(1);
-        next.is_told = true;
-        Some(next.qp)
-    }
-
-    /// The oldest copy, if it has ended by `now`, and why it has failed, if it has.
-    fn next_ended(&mut self, now: Nanos) -> Option<(CopyUnderWay, Option<GpuError>)> {
-        let oldest = self.flights.front()?.ticket;
-        if self.ended < oldest && self.failed.is_none() {
-            match self.queue.done(now) {
-                Ok(done) => self.ended = done,
-                Err(failed) => {
-                    // All before it have ended well.
-                    self.ended = Ticket(failed.ticket.0 - 1);
-                    self.failed = Some(failed);
-                }
-            }
-        }
-        // One before it was never told to have been submitted.
-        let failed = self.failed.take_if(|failed| failed.ticket <= oldest);
-        let failure = failed.filter(|failed| failed.ticket == oldest).map(|failed| failed.source);
-        if failure.is_none() && self.ended < oldest {
-            return None;
-        }
-        self.room += 1;
-        Some((self.flights.pop_front()?, failure))
-    }
 }
