@@ -483,10 +483,13 @@ impl QueuePair {
     /// held before its turn, and is no more.
     fn refused_before_answers(&mut self, psn: Psn, syndrome: Syndrome) -> bool {
         let asks = matches!(syndrome, Syndrome::RnrNak(_) | Syndrome::Nak(Nak::PsnSequenceError));
-        if let Some(selective) = self.selective.as_mut().filter(|_| asks) {
-            selective.scoreboard.held.remove(psn);
+        let Some(Selective { scoreboard, .. }) = self.selective.as_deref_mut() else { return false };
+        // If it was executed since, this is late.
+        let counts = asks && psn == scoreboard.executed;
+        if counts {
+            scoreboard.held.remove(psn);
         }
-        asks
+        counts
     }
 
     /// Takes the data of a READ response or Atomic Acknowledge, in its turn or not: until the work

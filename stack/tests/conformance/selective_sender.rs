@@ -165,7 +165,11 @@ fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
         peer.expect_wc(1, Success);
         peer.advance(Duration::from_millis(1));
         assert_eq!(psns(&peer.take_packets()), [SQ + 1, SQ + 2]);
-        peer.inject_all([read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ + 1, &[1; 8]), ack(SQ + 2, 3)]);
+        // It was executed now: what is said late of before changes nothing.
+        peer.inject_all([ack(SQ + 2, 3), nak(syndrome, SQ + 2, 2)]);
+        peer.advance(Duration::from_millis(1));
+        assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
+        peer.inject(read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ + 1, &[1; 8]));
         peer.expect_wc(2, Success);
         peer.expect_wc(3, Success);
     }
