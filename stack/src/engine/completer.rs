@@ -41,15 +41,15 @@ impl QueuePair {
                 Operation::AtomicAcknowledge => self.take_atomic_acknowledge(shared, packet),
                 _ => self.take_acknowledge(shared, psn),
             },
-            nak => self.take_nak(shared, nak),
+            nak => self.take_nak(shared, nak, psn),
         }
     }
 
-    /// `syndrome` is a NAK of the oldest request that is not complete.
-    pub(crate) fn take_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
+    /// `syndrome` is a NAK of `psn`, before which everything was executed.
+    pub(crate) fn take_nak(&mut self, shared: &mut Shared, syndrome: Syndrome, psn: Psn) {
         match syndrome {
             Syndrome::Ack { .. } => {}
-            Syndrome::RnrNak(timer) => self.on_rnr_nak(shared, timer),
+            Syndrome::RnrNak(timer) => self.on_rnr_nak(shared, timer, psn),
             Syndrome::Nak(Nak::PsnSequenceError) => self.on_sequence_nak(shared),
             Syndrome::Nak(nak) => {
                 let (status, counter) = match nak {

@@ -43,8 +43,9 @@ pub(crate) struct Requester {
     ack_deadline: Nanos,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
-    /// When that wait began.
+    /// When that wait began, and for which packet it is.
     rnr_began: Nanos,
+    rnr_psn: Psn,
     /// Since the last progress a sequence NAK has started a replay; another says nothing new.
     sequence_nak_seen: bool,
     /// Since the last progress a response has given a loss away; another says nothing new.
@@ -74,6 +75,7 @@ impl Requester {
             ack_deadline: Nanos::NEVER,
             rnr_deadline: Nanos::NEVER,
             rnr_began: Nanos::ZERO,
+            rnr_psn: attributes.sq_psn,
             sequence_nak_seen: false,
             implied_nak_seen: false,
         }
@@ -428,7 +430,10 @@ impl QueuePair {
         requester.una = una;
         requester.retries_left = requester.attributes.retry_count;
         requester.rnr_retries_left = requester.attributes.rnr_retry;
-        requester.rnr_deadline = Nanos::NEVER;
+        // READs before what was refused may end meanwhile.
+        if requester.waits_for_receiver() && una.distance(requester.rnr_psn) > 0 {
+            requester.rnr_deadline = Nanos::NEVER;
+        }
         requester.sequence_nak_seen = false;
         requester.implied_nak_seen = false;
         self.arm_ack_timer(shared);

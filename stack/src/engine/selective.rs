@@ -469,7 +469,7 @@ impl QueuePair {
         }
         let ahead = psn.distance(self.requester.una());
         if ahead == 0 && !is_ack || ahead > 0 && self.refused_before_answers(psn, syndrome) {
-            self.take_nak(shared, syndrome);
+            self.take_nak(shared, syndrome, psn);
         }
         let (una, sent) = (self.requester.una(), self.requester.sent());
         if let Some(selective) = &mut self.selective

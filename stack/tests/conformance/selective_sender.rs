@@ -175,6 +175,25 @@ fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
     }
 }
 
+/// What comes meanwhile is the answer to a READ before it, and says nothing of the receiver.
+#[test]
+fn the_wait_for_a_receiver_outlasts_the_answer_to_a_read_before_it() {
+    const WAIT: Duration = Duration::from_micros(1280);
+    let mut peer = agreed();
+    peer.post_read(1, 8);
+    peer.post_write(2, b"two");
+    assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1]);
+    peer.inject(nak(NAK_RNR | 14, SQ + 1, 1));
+    peer.inject(read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ, &[1; 8]));
+    peer.expect_wc(1, Success);
+    peer.advance(WAIT - Duration::from_micros(10));
+    peer.expect_nothing();
+    peer.advance(Duration::from_micros(20));
+    assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
+    peer.inject(ack(SQ + 1, 2));
+    peer.expect_wc(2, Success);
+}
+
 #[test]
 fn of_a_read_the_missing_part_is_asked_for_again() {
     let mut peer = agreed();

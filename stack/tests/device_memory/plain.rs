@@ -96,6 +96,41 @@ fn pieces_of_hosts_and_devices_are_one_message() {
     world.end();
 }
 
+/// They come in one poll and are copied at once, as far as one copy has room for pieces; a packet that goes on where the last one ended
+/// needs no room for that.
+#[test]
+fn many_pieces_come_in_one_poll() {
+    for read in [false, true] {
+        let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 16);
+        let (from, to) = if read { (1, 0) } else { (0, 1) };
+        let source = world.fill(from, world.host[from], &mut Random::new(1));
+        let (host, device) = (world.host[from], world.device[to]);
+        let apart = |n: u64| [0, 1, 2, 3].map(|i| sge(device, 1000 + 64 * (4 * n + i), 8));
+        let long = [sge(device, 8192, 1100), sge(device, 16_384, 500), sge(device, 32_768, 8)];
+        let mut lists: Vec<Vec<Sge>> = (0..8).map(|n| apart(n).to_vec()).collect();
+        lists.push(long.to_vec());
+        for (n, list) in (0..).zip(&lists) {
+            let len = list.iter().map(|piece| piece.length as usize).sum();
+            if read {
+                world.post(0, n, SendOp::Read(world.remote_host[1].at(0)), list);
+            } else {
+                world.post_recv(1, n, list);
+                world.post(0, n, SendOp::Send, &[sge(host, 0, len)]);
+            }
+        }
+        for n in 0..9 {
+            world.success(0, n);
+        }
+        for list in lists {
+            let found: Vec<u8> = list
+                .iter()
+                .flat_map(|piece| world.read(to, piece.mr, piece.offset, piece.length as usize))
+                .collect();
+            assert_eq!(found, source[..found.len()], "read {read}");
+        }
+    }
+}
+
 /// What is sent while it is being copied is what was there when it was posted, and costs no copy per packet.
 #[test]
 fn copies_are_of_chunks() {

@@ -79,11 +79,12 @@ impl QueuePair {
         self.retry(shared);
     }
 
-    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
+    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer, psn: Psn) {
         /// The value of `rnr_retry` that means "without end".
         const FOREVER: u8 = 7;
         let requester = &mut self.requester;
         let mut deadline = shared.now + timer.duration();
+        requester.rnr_psn = psn;
         if requester.waits_for_receiver() {
             deadline = deadline.max(requester.rnr_deadline);
             // Nothing was repeated since the one before, so this is no further retry, as long as a receiver

@@ -9,7 +9,7 @@ use ferroce_wire::Psn;
 
 use super::{Purpose, StagingPool, Target};
 use crate::engine::shared::Shared;
-use crate::verbs::{Cq, Qp, WcStatus, WorkCompletion};
+use crate::verbs::{Cq, MAX_RD_ATOMIC, Qp, WcStatus, WorkCompletion};
 
 /// What one queue pair has received for memory of devices, in order.
 pub(crate) struct Landing {
@@ -101,7 +101,8 @@ pub(crate) struct LandingPlace {
 impl Landing {
     /// With room for what a queue of `depth` requests can bring.
     pub(crate) fn new(purpose: Purpose, pool: &StagingPool, depth: u32) -> Landing {
-        let reads = if purpose == Purpose::Responses { pool.limit() } else { 0 };
+        // Those that have no chunks any more stay until they are complete.
+        let reads = if purpose == Purpose::Responses { pool.limit() + usize::from(MAX_RD_ATOMIC) } else { 0 };
         Landing {
             purpose,
             waits: false,
@@ -175,7 +176,10 @@ impl Landing {
         for (place, data) in parts {
             let len = data.len();
             if let Some(of) = joined.iter_mut().find(|of| of.copier == place.copier) {
-                if of.targets == MAX_PIECES || of.filled + len > pool.chunk_bytes() {
+                let earlier = self.batches.get(of.batch);
+                let overlaps = earlier.is_some_and(|batch| batch.writes(pool, place, len));
+                // What goes on where the batch ends takes no place there, and was counted.
+                if of.targets >= MAX_PIECES || of.filled + len > pool.chunk_bytes() || overlaps {
                     (of.batch, of.filled, of.targets) = (behind, 0, 0);
                     behind += 1;
                 }
@@ -530,7 +534,12 @@ impl LandingBatch {
             && self.copier == place.copier
             && has_place
             && pool.chunk_bytes() - self.filled >= len
-            && !targets.iter().any(|target| target.overlaps(place.region, place.offset, len))
+            && !self.writes(pool, place, len)
+    }
+
+    /// Whether it writes to some of these bytes.
+    fn writes(&self, pool: &StagingPool, place: &LandingPlace, len: usize) -> bool {
+        pool.targets(self.chunk).iter().any(|target| target.overlaps(place.region, place.offset, len))
     }
 
     /// Whether both write somewhere.

@@ -176,8 +176,9 @@ impl Stream {
         true
     }
 
-    /// The `len` bytes of a packet from `position` on, which are there.
+    /// The `len` bytes of a packet from `position` on, which are there; `None` if they are there no more.
     pub(crate) fn span<'a>(&self, pool: &'a StagingPool, position: u64, len: usize) -> Option<Span<'a>> {
+        position.checked_sub(self.base)?;
         let (index, at) = self.place(pool, position);
         Some(pool.span(*self.chunks.get(index)?, at, len))
     }
