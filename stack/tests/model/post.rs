@@ -2,7 +2,7 @@
 
 use ferroce::*;
 
-use crate::connection::{Closed, Connection, Drain, KEYS, Phase, QKEY, WORDS};
+use crate::connection::{Closed, Connection, Drain, KEYS, Phase, QKEY, WORDS, access_to};
 use crate::model::{Disagreement, Verdict};
 use crate::noise::{NOISE, Window};
 use crate::request::{Action, Change, Flaw, Request};
@@ -17,6 +17,13 @@ const LONGEST_INLINE: u32 = 64;
 /// What a window lets the peer do.
 const WINDOW: [Access; 4] =
     [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::FLUSH_GLOBAL];
+
+/// The same of memory that may be a GPU's: what its region has.
+fn window_to(on_device: bool) -> Access {
+    let rights = access_to(on_device);
+    WINDOW.into_iter().filter(|right| rights.contains(*right)).fold(Access::NONE, |a, b| a | b)
+}
+
 /// The largest path MTU that fits the ports.
 const LONGEST_DATAGRAM: u32 = 4096;
 
@@ -197,7 +204,7 @@ impl World {
                 mr: halves[e].target,
                 offset: plan.size.window().start as u64,
                 length: plan.size.window().len() as u64,
-                access: WINDOW.into_iter().fold(Access::NONE, |a, b| a | b),
+                access: window_to(plan.on_device[e]),
             },
         }
     }
