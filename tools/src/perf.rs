@@ -239,8 +239,6 @@ impl Args {
         }
         let plan = self.plan();
         plan.check_limits()?;
-        // Before anybody at the other end waits for it.
-        self.memory.open()?;
         if self.operation == Operation::Atomic && !self.memory.is_host() {
             let memory = self.memory;
             return Err(Failure::usage(format!("--memory {memory}: atomics need memory of the host")));
@@ -251,7 +249,11 @@ impl Args {
             ));
         }
         self.sizes(self.perftest).iter().try_for_each(|(size, _)| plan.check_size(*size))?;
-        if self.perftest { self.check_perftest() } else { Ok(()) }
+        if self.perftest {
+            self.check_perftest()?;
+        }
+        // Before anybody at the other end waits for it.
+        self.memory.open().map(drop)
     }
 
     fn plan(&self) -> Plan {

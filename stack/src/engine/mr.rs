@@ -208,14 +208,18 @@ impl MemoryRegions {
 
     /// Whether some of the pieces are memory of a device.
     pub(crate) fn has_device(&self, sges: &[Sge]) -> bool {
-        sges.iter().any(|sge| self.slab.get(sge.mr.0).is_some_and(|region| region.copier.is_some()))
+        sges.iter().any(|sge| self.copier_of(sge).is_some())
+    }
+
+    fn copier_of(&self, sge: &Sge) -> Option<u8> {
+        self.slab.get(sge.mr.0)?.copier
     }
 
     /// Of how many devices some of the pieces are memory.
     pub(crate) fn devices(&self, sges: &[Sge]) -> usize {
-        let copier = |sge: &Sge| self.slab.get(sge.mr.0)?.copier;
-        let is_first = |(index, of): &(usize, u8)| !sges[..*index].iter().any(|sge| copier(sge) == Some(*of));
-        let copiers = sges.iter().enumerate().filter_map(|(index, sge)| Some((index, copier(sge)?)));
+        let is_first =
+            |(index, of): &(usize, u8)| !sges[..*index].iter().any(|sge| self.copier_of(sge) == Some(*of));
+        let copiers = sges.iter().enumerate().filter_map(|(index, sge)| Some((index, self.copier_of(sge)?)));
         copiers.filter(is_first).count()
     }
 
@@ -489,7 +493,7 @@ impl<'a> Iterator for Pieces<'a> {
 
 /// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
 /// REMOTE_WRITE alone is not refused: WRITEs need no words, and most peers send no ATOMIC WRITE.
-fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+pub(crate) fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
     if memory.kind() == MemoryKind::Device {
         let refused = access.contains(Access::REMOTE_ATOMIC);
         return if refused { Err(Error::Unsupported(Feature::AtomicsOfDevice)) } else { Ok(()) };

@@ -5,11 +5,10 @@
 
 use std::ops::Range;
 
-use ferroce_driver::MemoryKind;
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
-use crate::engine::mr::{MemoryRegions, Named, RemoteAccess};
+use crate::engine::mr::{MemoryRegions, Named, RemoteAccess, check_words};
 use crate::verbs::{Access, Error, Mr, Mw, Pd, Qp, RemoteMemory};
 
 /// What a bind opens: the fields of [`SendOp::BindMw`](crate::SendOp::BindMw).
@@ -118,7 +117,7 @@ impl MemoryRegions {
             && region.pd == pd
             && !region.revoked
             && region.access.contains(needed)
-            && !(access.contains(Access::REMOTE_ATOMIC) && region.memory.kind() == MemoryKind::Device)
+            && check_words(&region.memory, access, region.iova).is_ok()
             && end <= region.memory.len() as u64;
         if !allowed {
             return Err(BindRefused);

@@ -95,7 +95,8 @@ pub(crate) struct StagingPool {
     /// How many are held, by what they wait in line for.
     held: [u16; Line::COUNT],
     copiers: Vec<Copier>,
-    waiting: Lines,
+    /// Who found too few chunks.
+    pub(crate) waiting: Lines,
     /// Queue pairs that have chunks for a request that their peers are to send again, and since when, in this order.
     promised: VecDeque<(Qp, Nanos)>,
     /// Queue pairs with bytes that were received and are not being copied yet, and whether some are to be before a copy ends.
@@ -302,7 +303,7 @@ impl StagingPool {
     ) -> bool {
         let has_all = self.has(qp, purpose, chunks);
         if has_all {
-            into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
+            self.pop_all(now, (qp, purpose), chunks, into);
         }
         has_all
     }
@@ -328,11 +329,15 @@ impl StagingPool {
         chunks: usize,
         into: &mut Vec<u16>,
     ) -> bool {
-        let has_all = self.waiting.is_empty(purpose.line()) && self.most(purpose) >= chunks;
+        let has_all = self.waiting.is_empty(purpose) && self.most(purpose) >= chunks;
         if has_all {
-            into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
+            self.pop_all(now, (qp, purpose), chunks, into);
         }
         has_all
+    }
+
+    fn pop_all(&mut self, now: Nanos, (qp, purpose): (Qp, Purpose), chunks: usize, into: &mut Vec<u16>) {
+        into.extend((0..chunks).filter_map(|_| self.pop(now, qp, purpose)));
     }
 
     /// Chunks that are left for a purpose. Half are for what comes to its end by itself, and half for this end's own requests,
@@ -342,7 +347,7 @@ impl StagingPool {
         let half = self.limit / 2;
         let own = half.saturating_sub(sends + awaited);
         let reads = self.left_for_reads();
-        let kept = if self.waiting.is_empty(Line::Awaited) { 0 } else { reads };
+        let kept = if self.waiting.is_empty(Purpose::Awaited) { 0 } else { reads };
         let most = match purpose.line() {
             Line::Bounded => (self.limit - half).saturating_sub(bounded),
             Line::Sends => own.saturating_sub(kept),
@@ -355,16 +360,6 @@ impl StagingPool {
     fn left_for_reads(&self) -> u16 {
         let kept = (self.limit / 4).max(self.copiers.len() as u16);
         kept.saturating_sub(self.held[Line::Awaited as usize])
-    }
-
-    /// Lets `qp` wait for a chunk ahead of others, for its peer waits for what is sent from that.
-    pub(crate) fn hasten(&mut self, qp: Qp, purpose: Purpose) {
-        self.waiting.hasten(qp, purpose);
-    }
-
-    /// Lets `qp` wait for chunks.
-    pub(crate) fn wait(&mut self, qp: Qp, purpose: Purpose, chunks: usize) {
-        self.waiting.wait(qp, purpose, chunks);
     }
 
     /// The next queue pair that found the queue of a device full, where there is room now.
@@ -386,20 +381,10 @@ impl StagingPool {
 
     /// A queue pair waits for no chunk any more, nor has it bytes to be copied.
     pub(crate) fn forget(&mut self, qp: Qp) {
-        self.stop_waiting(qp);
+        self.waiting.leave_all(qp);
         self.end_promise(qp);
         self.copiers.iter_mut().for_each(|copier| copier.gathers.behind.retain(|behind| behind.qp != qp));
         self.close(qp);
-    }
-
-    /// A queue pair waits for no chunk any more.
-    pub(crate) fn stop_waiting(&mut self, qp: Qp) {
-        self.waiting.leave_all(qp);
-    }
-
-    /// A queue pair waits for no chunk any more for this.
-    pub(crate) fn leave(&mut self, qp: Qp, purpose: Purpose) {
-        self.waiting.leave(qp, purpose);
     }
 
     /// The queue pair that has held chunks longest for its own requests without a copy, and for which, if others wait for them in
@@ -447,12 +432,7 @@ impl StagingPool {
 
     /// Whether somebody was told that there are chunks, or is to be.
     fn has_offers(&self) -> bool {
-        self.waiting.first().any(|first| first.is_offered() || first.chunks <= self.most(first.purpose))
-    }
-
-    /// Whether `qp` waits for a chunk for its own requests.
-    pub(crate) fn waits_to_send(&self, qp: Qp) -> bool {
-        self.waiting.waits_to_send(qp)
+        self.waiting.first().any(|first| first.is_offered || first.chunks <= self.most(first.purpose))
     }
 
     /// Notes that `qp` has chunks for a request that its peer is to send again.

@@ -148,7 +148,7 @@ impl Landing {
         let behind = batches.iter().max().map_or(0, |last| last + 1);
         self.make_room(staging, (*now, qp), behind.saturating_sub(self.batches.len()), parts)?;
         if std::mem::take(&mut self.waits) {
-            staging.leave(qp, self.purpose);
+            staging.waiting.leave(qp, self.purpose);
             staging.end_promise(qp);
         }
         for (&(place, data), index) in parts.iter().zip(batches) {
@@ -270,7 +270,7 @@ impl Landing {
         };
         let chunks = parts.iter().enumerate().filter(is_first).count();
         self.give_up_parts(pool);
-        pool.wait(qp, self.purpose, chunks);
+        pool.waiting.wait(qp, self.purpose, chunks);
         Err(NoRoom(chunks))
     }
 

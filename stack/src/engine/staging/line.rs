@@ -18,7 +18,7 @@ pub(crate) struct InLine {
     /// The peer has asked for what is to be sent, and keeps chunks for it.
     pub(crate) is_awaited: bool,
     /// It was told that there are so many. If it is still here in the next poll, it needs them no more.
-    is_offered: bool,
+    pub(crate) is_offered: bool,
 }
 
 impl Lines {
@@ -32,8 +32,9 @@ impl Lines {
         self.0.iter_mut().for_each(|line| line.reserve(2 * qps));
     }
 
-    pub(crate) fn is_empty(&self, line: Line) -> bool {
-        self.0[line as usize].is_empty()
+    /// Whether nobody waits for chunks for this, or for what has the same line.
+    pub(crate) fn is_empty(&self, purpose: Purpose) -> bool {
+        self.0[purpose.line() as usize].is_empty()
     }
 
     /// The first of each line in which somebody waits.
@@ -111,10 +112,5 @@ impl Lines {
 impl InLine {
     pub(crate) fn is(&self, qp: Qp, purpose: Purpose) -> bool {
         (self.qp, self.purpose) == (qp, purpose)
-    }
-
-    /// Whether it was told that it has its turn.
-    pub(crate) fn is_offered(&self) -> bool {
-        self.is_offered
     }
 }

@@ -235,7 +235,7 @@ impl QueuePair {
         match taken {
             Ok(()) => {}
             Err(NoRoom(chunks)) if self.service == Service::Rc => self.await_what(Awaits::Chunks(chunks)),
-            Err(NoRoom(_)) => shared.staging.leave(self.handle, Purpose::Requests),
+            Err(NoRoom(_)) => shared.staging.waiting.leave(self.handle, Purpose::Requests),
         }
         taken
     }
@@ -253,7 +253,7 @@ impl QueuePair {
     pub(crate) fn end_wait_for_request(&mut self, shared: &mut Shared) {
         if let Some(staged) = &mut self.staged {
             (staged.refused, staged.asked_for) = (None, None);
-            shared.staging.leave(self.handle, Purpose::Requests);
+            shared.staging.waiting.leave(self.handle, Purpose::Requests);
             shared.staging.end_promise(self.handle);
             staged.requests.give_up_parts(&mut shared.staging);
         }
@@ -524,7 +524,7 @@ impl QueuePair {
         if !owes {
             staged.answers.give_up(&mut shared.staging);
         }
-        shared.staging.stop_waiting(self.handle);
+        shared.staging.waiting.leave_all(self.handle);
     }
 
     /// What was posted is flushed.

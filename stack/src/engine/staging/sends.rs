@@ -95,7 +95,7 @@ impl QueuePair {
         let wqe = self.sq.wqe(number);
         // Or the silence is of what was sent, whose answers may be what makes room.
         let is_oldest = wqe.first_psn + packet == self.requester.una();
-        let awaits_room = is_oldest && shared.staging.waits_to_send(self.handle);
+        let awaits_room = is_oldest && shared.staging.waiting.waits_to_send(self.handle);
         if wqe.kind.is_read {
             return awaits_room;
         }
@@ -139,7 +139,7 @@ impl QueuePair {
             }
             let Some(room) = room else {
                 if number == head && self.requester.is_asked_again() {
-                    shared.staging.hasten(handle, Purpose::Sends);
+                    shared.staging.waiting.hasten(handle, Purpose::Sends);
                 }
                 return;
             };

@@ -200,7 +200,7 @@ impl Stream {
     /// Nothing of it is needed any more, nor what would come next.
     pub(crate) fn give_up(&mut self, pool: &mut StagingPool) {
         if self.waits {
-            pool.leave(self.owner.0, self.owner.1);
+            pool.waiting.leave(self.owner.0, self.owner.1);
         }
         self.clear(pool);
     }
