@@ -67,8 +67,10 @@ mod printable;
 mod readiness;
 pub mod reduction;
 pub mod rnic;
+mod sealed;
 pub mod shared;
 pub mod sim;
+mod slots;
 mod time;
 pub mod udp;
 mod waker;
@@ -233,6 +235,20 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
+    /// Lets requests for a service of the connection manager come in. A port that hears every request need do nothing.
+    ///
+    /// # Errors
+    /// [`Error::ServiceInUse`] where another process on the port's address has it; [`Error::Sharing`].
+    fn listen(&mut self, service: u64) -> Result<(), Error> {
+        let _ = service;
+        Ok(())
+    }
+
+    /// Ends [`listen`](PacketDriver::listen).
+    fn unlisten(&mut self, service: u64) {
+        let _ = service;
+    }
+
     /// Frames and bytes so far, and losses that the driver knows of.
     fn stats(&self) -> Stats;
 }
@@ -274,14 +290,14 @@ pub struct SocketTerms {
     /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it the kernel tells
     /// contexts that share an address apart, and a sender tells that they may.
     pub qpns: (u32, u32),
-    /// Packets for QP1 come to this socket, and not to another one on its address.
-    pub takes_gsi: bool,
+    /// The same of communication ids: by it contexts that share an address share its QP1.
+    pub comm_ids: (u32, u32),
 }
 
 impl SocketTerms {
     /// A socket that has its address to itself, and in which `receive_buffer` bytes may wait.
     pub fn new(source_port: u16, receive_buffer: usize) -> SocketTerms {
-        SocketTerms { source_port, receive_buffer, qpns: (0, 1), takes_gsi: true }
+        SocketTerms { source_port, receive_buffer, qpns: (0, 1), comm_ids: (0, 1) }
     }
 
     /// `(rest, divisor)` of its queue pair numbers; `(0, 1)`, all of them, by default.
@@ -289,9 +305,9 @@ impl SocketTerms {
         SocketTerms { qpns, ..self }
     }
 
-    /// Packets for QP1 come to this socket; they do by default.
-    pub fn takes_gsi(self, takes_gsi: bool) -> Self {
-        SocketTerms { takes_gsi, ..self }
+    /// `(rest, divisor)` of its communication ids; `(0, 1)`, all of them, by default.
+    pub fn comm_ids(self, comm_ids: (u32, u32)) -> Self {
+        SocketTerms { comm_ids, ..self }
     }
 }
 
@@ -379,6 +395,8 @@ pub struct Stats {
     pub tx_bytes: u64,
     /// Frames taken by `tx_burst` that the port failed to send.
     pub tx_dropped: u64,
+    /// Frames for another process on the address that came to this one and were handed on.
+    pub handed_on: u64,
     /// Entries of the device's rings that name no buffer which it had: they were ignored. More than none
     /// is a fault of the kernel or of the device's driver.
     pub bad_descriptors: u64,
@@ -387,8 +405,16 @@ pub struct Stats {
 impl Stats {
     /// Each number with its name, as the kernel's statistics of an interface have it, and what it counts.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
-        let Stats { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, bad_descriptors } =
-            *self;
+        let Stats {
+            rx_frames,
+            rx_bytes,
+            rx_dropped,
+            tx_frames,
+            tx_bytes,
+            tx_dropped,
+            handed_on,
+            bad_descriptors,
+        } = *self;
         [
             ("rx_packets", "Frames that the driver has received.", rx_frames),
             ("rx_bytes", "Bytes of those.", rx_bytes),
@@ -396,6 +422,11 @@ impl Stats {
             ("tx_packets", "Frames that the driver has sent.", tx_frames),
             ("tx_bytes", "Bytes of those.", tx_bytes),
             ("tx_dropped", "Frames that the port failed to send.", tx_dropped),
+            (
+                "handed_on",
+                "Frames for another process on the address, which were handed on to it.",
+                handed_on,
+            ),
             ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
         ]
         .into_iter()
@@ -535,6 +566,28 @@ pub enum Error {
         /// Who has it, as far as this process may know.
         holder: Option<holder::Holder>,
     },
+    /// What processes of this host share could not be joined or changed.
+    #[error("{what} can't be shared: {reason}")]
+    Sharing {
+        /// What is shared.
+        what: String,
+        /// Why it failed.
+        reason: String,
+    },
+    /// Another process on the same address has the service.
+    #[error(
+        "service {service:#x} (port {}) of {of} is another process's{}; take another port",
+        service & 0xffff,
+        if *pid == 0 { String::new() } else { format!(" (pid {pid})") }
+    )]
+    ServiceInUse {
+        /// The service ID.
+        service: u64,
+        /// The address, and what else it is a part of.
+        of: String,
+        /// The process; 0 where it is not known.
+        pid: u32,
+    },
     /// The driver can't do this.
     #[error("the {driver} driver has no means of {what}")]
     Unsupported {
@@ -642,6 +695,10 @@ impl Error {
             *remedy = words(source);
         }
         self
+    }
+
+    pub(crate) fn sharing(what: &str, reason: impl Into<String>) -> Error {
+        Error::Sharing { what: what.to_owned(), reason: reason.into() }
     }
 
     /// The driver asks for next hops without a tag alone.

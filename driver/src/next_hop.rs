@@ -39,6 +39,35 @@ impl Refusal {
     pub const QUOTED: usize = 48;
     /// How many a port keeps for those who don't ask.
     pub(crate) const KEPT_MAX: usize = 64;
+
+    /// For another process of this host.
+    pub(crate) fn to_bytes(self) -> [u8; Refusal::BYTES] {
+        let octets = |address: IpAddr| match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        let mut bytes = [0; Refusal::BYTES];
+        bytes[..16].copy_from_slice(&octets(self.peer));
+        bytes[16..32].copy_from_slice(&octets(self.from));
+        bytes[32] = self.reason as u8;
+        bytes[33..].copy_from_slice(&self.quoted);
+        bytes
+    }
+
+    /// Reads what [`to_bytes`](Refusal::to_bytes) wrote.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Refusal> {
+        let bytes: &[u8; Refusal::BYTES] = bytes.try_into().ok()?;
+        let address = |at: usize| {
+            let octets: [u8; 16] = *bytes.get(at..)?.first_chunk()?;
+            Some(IpAddr::from(octets).to_canonical())
+        };
+        let all =
+            [RefusalReason::Network, RefusalReason::Host, RefusalReason::Port, RefusalReason::Prohibited];
+        let reason = all.into_iter().find(|reason| *reason as u8 == bytes[32])?;
+        Some(Refusal { peer: address(0)?, from: address(16)?, reason, quoted: *bytes.last_chunk()? })
+    }
+
+    const BYTES: usize = 33 + Refusal::QUOTED;
 }
 
 /// Why a packet was not delivered.
@@ -88,5 +117,24 @@ impl fmt::Display for RefusalReason {
             RefusalReason::Port => "port unreachable",
             RefusalReason::Prohibited => "administratively prohibited",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_read_as_written() {
+        for (peer, reason) in [("10.0.0.1", RefusalReason::Host), ("fd09::1", RefusalReason::Prohibited)] {
+            let peer = peer.parse().expect("an address");
+            let refusal = Refusal { peer, from: peer, reason, quoted: [7; Refusal::QUOTED] };
+            let bytes = refusal.to_bytes();
+            assert_eq!(Refusal::from_bytes(&bytes), Some(refusal));
+            assert_eq!(Refusal::from_bytes(&bytes[1..]), None);
+            let mut unknown = bytes;
+            unknown[32] = 9;
+            assert_eq!(Refusal::from_bytes(&unknown), None);
+        }
     }
 }

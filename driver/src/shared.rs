@@ -1,11 +1,8 @@
 //! A ring of slots in memory that two processes share: no wire at all, so the ceiling of what two
 //! cores can hand each other. The benchmarks measure drivers against it.
 //!
-//! The two ends need not trust each other. The memory is a file without a name (memfd), sealed against a
-//! change of its size, so that no access ever ends with SIGBUS; it goes to the other process as a
-//! descriptor. Its file system is tmpfs alone, where a hole that somebody punches reads as zeros; in a file of
-//! huge pages it is a SIGBUS. Slots are reached by copies alone: there is never a reference to bytes that another
-//! process may write at any time. Sizes are checked once, when a ring is opened, and kept; an index of the
+//! The two ends need not trust each other: the memory is a sealed file without a name, which goes to the other process as a
+//! descriptor, and slots are reached by copies alone. Sizes are checked once, when a ring is opened, and kept; an index of the
 //! other end is read once for each decision and refused if it can't be.
 
 mod memory;
@@ -62,7 +59,7 @@ impl Producer {
     pub fn free(&mut self, wanted: usize) -> Result<usize, RingError> {
         let slots = self.ring.slots();
         if slots - self.tail.wrapping_sub(self.head) < wanted as u64 {
-            let head = self.ring.header().head.0.load(Ordering::Acquire);
+            let head = self.ring.head().load(Ordering::Acquire);
             // Ahead of what was published, or behind what was released before.
             if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head) {
                 return Err(RingError::Corrupt {
@@ -88,7 +85,7 @@ impl Producer {
         }
         if free > 0 {
             self.tail = self.tail.wrapping_add(free);
-            self.ring.header().tail.0.store(self.tail, Ordering::Release);
+            self.ring.tail().store(self.tail, Ordering::Release);
         }
         Ok(free as usize)
     }
@@ -109,7 +106,7 @@ impl Consumer {
     /// something else, [`RingError::Taken`] for a ring that has its consumer, [`RingError::Os`].
     pub fn open(memory: OwnedFd) -> Result<Consumer, RingError> {
         let ring = Ring::open(memory)?;
-        if ring.header().state.fetch_or(TAKEN, Ordering::AcqRel) & TAKEN != 0 {
+        if ring.state().fetch_or(TAKEN, Ordering::AcqRel) & TAKEN != 0 {
             return Err(RingError::Taken);
         }
         Ok(Consumer { ring, head: 0, tail: 0 })
@@ -130,7 +127,7 @@ impl Consumer {
     /// [`RingError::Corrupt`] if the producer has published more than there are slots, or fewer than before.
     pub fn full(&mut self, wanted: usize) -> Result<usize, RingError> {
         if self.tail.wrapping_sub(self.head) < wanted as u64 {
-            let tail = self.ring.header().tail.0.load(Ordering::Acquire);
+            let tail = self.ring.tail().load(Ordering::Acquire);
             let most = self.head.wrapping_add(self.ring.slots());
             if most.wrapping_sub(tail) > most.wrapping_sub(self.tail) {
                 return Err(RingError::Corrupt { index: "tail", value: tail, least: self.tail, most });
@@ -151,7 +148,7 @@ impl Consumer {
         }
         if full > 0 {
             self.head = self.head.wrapping_add(full);
-            self.ring.header().head.0.store(self.head, Ordering::Release);
+            self.ring.head().store(self.head, Ordering::Release);
         }
         Ok(full as usize)
     }

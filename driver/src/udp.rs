@@ -12,32 +12,37 @@
 
 mod control;
 mod header;
+mod mad;
 mod receive;
 mod refusal;
 mod socket;
+mod steering;
 mod transmit;
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::kept::COPIES_MAX;
 use crate::netlink::{Interface, Netlink};
+use crate::slots::{SLOTS, Slot};
 use crate::waker::Doorbell;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal,
-    SocketTerms, Stats,
+    Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
+    Refusal, RxFrame, SocketTerms, Stats,
 };
 use receive::{Receiver, place};
-use socket::Sharing;
 #[cfg(feature = "af_xdp")]
 pub(crate) use socket::reserve;
 pub(crate) use socket::set_option;
+use steering::Sockets;
 use transmit::{Refused, Transmitter};
 
 /// RoCEv2's UDP port, to and from which all packets go.
@@ -47,8 +52,6 @@ const DEFAULT_TOS: u8 = 0;
 const DEFAULT_HOP_LIMIT: u8 = 64;
 /// No packet of a queue pair is longer; the loopback interface takes 64 KiB.
 const MTU_MAX: u32 = 9216;
-/// Sockets that share an address; a queue pair number must be left to each.
-const GROUP_MAX: usize = 256;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +63,11 @@ pub struct UdpConfig {
     /// Whether packets of one size to one context are sent at once, as segments that the kernel cuts
     /// apart late (UDP GSO).
     pub segmentation: bool,
-    /// Whether the kernel may hand over segments that it has kept together (UDP GRO). A group does
-    /// without: what the kernel puts together may be for several queue pairs, and goes to one socket.
+    /// Whether the kernel may hand over segments that it has kept together (UDP GRO). While several contexts share the
+    /// address it does not: what it puts together may be for several queue pairs, and goes to one socket.
     pub aggregation: bool,
+    /// Whether other processes of this user may open the address too.
+    pub sharing: bool,
     /// Polls the device from the socket's calls for up to this time instead of waiting for its
     /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
     pub busy_poll: Option<Duration>,
@@ -71,7 +76,7 @@ pub struct UdpConfig {
 impl UdpConfig {
     /// On `address`, with all that makes it faster and needs no privilege.
     pub fn new(address: IpAddr) -> UdpConfig {
-        UdpConfig { address, segmentation: true, aggregation: true, busy_poll: None }
+        UdpConfig { address, segmentation: true, aggregation: true, sharing: true, busy_poll: None }
     }
 
     /// UDP GSO; on by default.
@@ -82,6 +87,11 @@ impl UdpConfig {
     /// UDP GRO; on by default.
     pub fn aggregation(self, aggregation: bool) -> Self {
         UdpConfig { aggregation, ..self }
+    }
+
+    /// Others may open the address; on by default.
+    pub fn sharing(self, sharing: bool) -> Self {
+        UdpConfig { sharing, ..self }
     }
 
     /// Polls the device for up to this time (SO_BUSY_POLL); off by default.
@@ -105,15 +115,24 @@ impl UdpConfig {
     }
 }
 
-/// A UDP socket on port 4791 of one address.
+/// A UDP socket on port 4791 of one address, which contexts of up to 64 processes of one user may share.
+///
+/// Each has a slot. The first has slot 0 and all even queue pair numbers, the others odd ones, by which the kernel hands each
+/// packet to its process, without a privilege and without a daemon. QP1 is one for the address: what comes to it is for
+/// whoever drew the communication id in it, or [listens](PacketDriver::listen) for the service; while there are several
+/// processes it is read by a thread of the one with the lowest slot, and when that ends, of another. Every process has a thread
+/// that sleeps until somebody comes or goes. Processes of other users are refused by the kernel ([`Error::PortInUse`]).
+///
+/// Sharing costs aggregation: the kernel puts no packets together while there is more than one process.
 #[derive(Debug)]
 pub struct Udp {
     capabilities: Capabilities,
-    socket: OwnedFd,
-    /// MADs leave by it, if this port has QP1; nothing comes to it. What goes to a host that does not
-    /// answer ARP or ND waits in the kernel for seconds and takes its socket's send buffer, and anybody can
-    /// ask for connections in the names of such hosts: the answers must not hold up queue pairs.
-    for_mads: Option<OwnedFd>,
+    socket: Arc<OwnedFd>,
+    /// MADs leave by it, those of all processes. What goes to a host that does not answer ARP or ND waits in the kernel for
+    /// seconds and takes its socket's send buffer, and anybody can ask for connections in the names of such hosts: the
+    /// answers must not hold up queue pairs.
+    for_mads: Arc<OwnedFd>,
+    slot: Slot,
     /// Word of packets that came back, which nobody has asked for yet.
     refusals: VecDeque<Refusal>,
     /// Connected to each peer in turn, for what the kernel says to that.
@@ -134,74 +153,63 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// Opens the socket. Needs no privilege.
+    /// Opens the address, or joins those that have it. Needs no privilege.
     ///
     /// # Errors
-    /// [`Error::PortInUse`]; [`Error::Invalid`] for an address that is not the host's own;
-    /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
+    /// [`Error::PortInUse`] where another user has it, a program that is not of ferroce, or one that does not
+    /// [share](UdpConfig::sharing); [`Error::Sharing`] where all 64 slots have processes or none of them answers;
+    /// [`Error::Invalid`] for an address that is not the host's own; [`Error::InterfaceDown`], [`Error::Permission`] (for
+    /// busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
-        let place = LocalAddress::find(config.address)?;
-        let for_mads = socket::claim(config, &place, Sharing::Stacked)?;
-        // Until the two are closed to others, somebody who binds with SO_REUSEADDR can come in between.
-        let socket = socket::join(config, &place, Sharing::Stacked)?;
-        socket::close_to_others([&for_mads, &socket], &place)?;
-        Udp::on((socket, Some(for_mads)), config, &place, (0, 1))
+        Ok(Udp::open_slots(config, 1)?.remove(0))
     }
 
-    /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
-    /// that their destination's queue pair number belongs to ([`SocketTerms::qpns`]), by a program in
-    /// the kernel that needs no privilege (SO_REUSEPORT). Programs of the same user could add sockets to
-    /// the group; this one does not, and to such a socket nothing comes while the group is complete.
+    /// Opens the address `count` times, each for a context of its own, as `count` calls of [`open`](Udp::open) would; it costs
+    /// one thread and one set of descriptors.
     ///
     /// # Errors
-    /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 256.
+    /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 64.
     pub fn open_group(config: &UdpConfig, count: usize) -> Result<Vec<Udp>, Error> {
-        if !(1..=GROUP_MAX).contains(&count) {
+        if !(1..=SLOTS).contains(&count) {
             return Err(Error::Invalid {
                 parameter: "count",
                 value: count.to_string(),
-                expected: format!("1 to {GROUP_MAX} sockets on one address"),
+                expected: format!("1 to {SLOTS} sockets on one address"),
             });
         }
-        if count == 1 {
-            return Ok(vec![Udp::open(config)?]);
-        }
-        let config = config.aggregation(false);
-        let place = LocalAddress::find(config.address)?;
-        let mut sockets = vec![socket::claim(&config, &place, Sharing::Steered)?];
-        for _ in 1..count {
-            sockets.push(socket::join(&config, &place, Sharing::Steered)?);
-        }
-        // The program deals with the first `count` sockets; this one is behind them.
-        let for_mads = socket::join(&config, &place, Sharing::Steered)?;
-        if let Some(first) = sockets.first() {
-            socket::steer_by_qpn(first.as_fd(), count as u32)
-                .map_err(|source| os_error("choosing sockets by queue pair number", &place, source))?;
-        }
-        // The first context has QP1, and nobody else sends for it.
-        let mut for_mads = Some(for_mads);
-        let shares = sockets.into_iter().zip(0..);
-        let on = |(socket, index)| Udp::on((socket, for_mads.take()), &config, &place, (index, count as u32));
-        shares.map(on).collect()
+        Udp::open_slots(config, count)
     }
 
-    fn on(
-        (socket, for_mads): (OwnedFd, Option<OwnedFd>),
-        config: &UdpConfig,
-        place: &LocalAddress,
-        number: (u32, u32),
-    ) -> Result<Udp, Error> {
+    fn open_slots(config: &UdpConfig, count: usize) -> Result<Vec<Udp>, Error> {
+        let place = LocalAddress::find(config.address)?;
+        let scope = if place.scope == 0 { String::new() } else { format!("%{}", place.interface.name) };
+        let mut name = format!("udp/{}{scope}", config.address);
+        if !config.sharing {
+            // A name that nobody looks for.
+            static UNSHARED: AtomicU32 = AtomicU32::new(0);
+            let number = UNSHARED.fetch_add(1, Ordering::Relaxed);
+            name = format!("{name}/{}.{number}", std::process::id());
+        }
+        let sockets = Sockets::new(*config, place.clone())
+            .map_err(|source| os_error("setting up the UDP socket", &place, source))?;
+        let slots = Slot::join(&name, format!("{}{scope}", config.address), count, sockets)?;
+        slots.into_iter().map(|slot| Udp::on(slot, config, &place)).collect()
+    }
+
+    fn on(slot: Slot, config: &UdpConfig, place: &LocalAddress) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
         let LocalAddress { interface, address, scope } = place;
-        // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
-        // another one of the group's, and then this context hears of it late, or not.
-        for socket in [Some(&socket), for_mads.as_ref()].into_iter().flatten() {
-            refusal::listen(socket, *address).map_err(os)?;
-        }
+        let number = slot.number();
+        let parts = slot.group().parts();
+        let (socket, for_mads) = match (parts.descriptors.get(number), parts.common.first()) {
+            (Some(socket), Some(for_mads)) => (socket.clone(), for_mads.clone()),
+            _ => return Err(os(io::Error::other("the group lacks a socket"))),
+        };
+        drop(parts);
         let mtu = interface.mtu.min(MTU_MAX);
         let segmentation = config.segmentation && socket::can_segment(socket.as_fd());
         let receive_buffer = socket::receive_buffer(socket.as_fd()).map_err(os)?;
-        let description = describe(config, segmentation, receive_buffer, number);
+        let description = describe(config, segmentation, receive_buffer, &slot);
         info!(interface = interface.name, "udp: {address}, {description}");
         if receive_buffer < ENOUGH_BUFFER {
             warn!(
@@ -210,8 +218,11 @@ impl Udp {
                 receive_buffer >> 10
             );
         }
-        let qpns = socket::share(number.0, number.1);
-        let terms = SocketTerms::new(PORT, receive_buffer).qpns(qpns).takes_gsi(number.0 == 0);
+        let terms = SocketTerms::new(PORT, receive_buffer)
+            .qpns(steering::qpns(number))
+            .comm_ids(mad::comm_ids(number));
+        let doorbell = Doorbell::new().map_err(os)?;
+        slot.wake(doorbell.waker());
         Ok(Udp {
             capabilities: Capabilities::new("udp", &interface.name, interface.mac, mtu)
                 .description(description)
@@ -224,9 +235,10 @@ impl Udp {
             receiver: Receiver::new().map_err(os)?,
             transmitter: Transmitter::new(*address, interface.index, mtu as usize, segmentation)
                 .map_err(os)?,
-            doorbell: Doorbell::new().map_err(os)?,
+            doorbell,
             socket,
             for_mads,
+            slot,
             refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             groups: Vec::new(),
             send_first: false,
@@ -245,11 +257,10 @@ impl Udp {
 
     /// Sends what is written. Returns whether all of it has left, or was dropped.
     fn flush(&mut self, now: Nanos) -> bool {
-        let Udp { transmitter, socket, for_mads, refusals, stats, told, capabilities, .. } = self;
+        let Udp { transmitter, socket, for_mads, slot, refusals, stats, told, capabilities, .. } = self;
         let segmentation = transmitter.segmentation;
-        let for_mads = for_mads.as_ref().unwrap_or(socket).as_fd();
-        let hear = |socket: BorrowedFd<'_>| keep_refusals(socket, refusals);
-        let flushed = transmitter.flush(socket.as_fd(), for_mads, hear, stats, |refused| {
+        let hear = |socket: BorrowedFd<'_>| keep_refusals(socket, slot, refusals);
+        let flushed = transmitter.flush(socket.as_fd(), for_mads.as_fd(), hear, stats, |refused| {
             if told.is_news((refused.error.raw_os_error(), refused.peer), now) {
                 tell(refused, &capabilities.interface);
             }
@@ -278,13 +289,31 @@ impl PacketDriver for Udp {
             return Ok(0);
         }
         self.unlooked = 0;
-        let Udp { receiver, socket, groups, refusals, doorbell, stats, address, .. } = self;
+        let is_shared = self.slot.group().is_shared();
+        let Udp { receiver, socket, groups, slot, refusals, doorbell, stats, address, .. } = self;
         doorbell.polled(sockets(socket, groups));
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
         let mut received = 0;
         for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
             for _ in 0..TRIES_MAX {
-                match receiver.receive(socket, to, sink, stats) {
+                let taken = if is_shared {
+                    let (mut frames, mut bytes) = (0, 0);
+                    let is_own = |frame: &[u8]| {
+                        let is_others = hand_on(slot, frame, header::len(to));
+                        if is_others {
+                            (frames, bytes) = (frames + 1, bytes + frame.len() as u64);
+                        }
+                        !is_others
+                    };
+                    let taken = receiver.receive(socket, to, &mut FilteredSink::new(sink, is_own), stats);
+                    stats.handed_on += frames;
+                    stats.rx_frames -= frames;
+                    stats.rx_bytes -= bytes;
+                    taken
+                } else {
+                    receiver.receive(socket, to, sink, stats)
+                };
+                match taken {
                     Ok(count) => received += count,
                     Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
                         let interface = self.capabilities.interface.clone();
@@ -296,13 +325,16 @@ impl PacketDriver for Udp {
                     }
                     // Word of packets that came back is in front of what has come.
                     Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {
-                        keep_refusals(socket, refusals);
+                        keep_refusals(socket, slot, refusals);
                         continue;
                     }
                     Err(_) => {}
                 }
                 break;
             }
+        }
+        if slot.has_mail() {
+            received += take_mail(slot, receiver, refusals, sink, stats);
         }
         self.send_first = received > 0;
         Ok(received)
@@ -397,6 +429,14 @@ impl PacketDriver for Udp {
         Ok(())
     }
 
+    fn listen(&mut self, service: u64) -> Result<(), Error> {
+        self.slot.listen(service)
+    }
+
+    fn unlisten(&mut self, service: u64) {
+        self.slot.unlisten(service);
+    }
+
     fn line_rate(&self) -> Option<u64> {
         Netlink::open().ok()?.interface(&self.capabilities.interface).ok()?.speed
     }
@@ -404,7 +444,8 @@ impl PacketDriver for Udp {
     fn stats(&self) -> Stats {
         // What the kernel itself had no room for; where it can't tell, nothing is known of it.
         let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0);
-        Stats { rx_dropped: self.stats.rx_dropped + lost, ..self.stats }
+        let undelivered = self.slot.group().undelivered();
+        Stats { rx_dropped: self.stats.rx_dropped + lost + undelivered, ..self.stats }
     }
 }
 
@@ -420,7 +461,7 @@ const TRIES_MAX: u32 = 8;
 const ENOUGH_BUFFER: usize = 4 << 20;
 
 /// Where an address is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct LocalAddress {
     address: IpAddr,
     interface: Interface,
@@ -458,37 +499,89 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Words that are taken from a socket at once: anybody can send ICMP messages, and a poll must end.
-const WORDS_MAX: usize = 256;
-
-/// Moves the kernel's words to `refusals`, as far as there is room. Returns whether ICMP messages came.
-fn keep_refusals(socket: BorrowedFd<'_>, refusals: &mut VecDeque<Refusal>) -> bool {
-    let mut any = false;
-    for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
-        any |= word.came;
-        if let Some(refusal) = word.refusal.filter(|_| refusals.len() < Refusal::KEPT_MAX) {
-            refusals.push_back(refusal);
-        }
-    }
-    any
+/// Moves the kernel's words to `refusals`, as far as there is room; those of others are handed on. Returns whether ICMP
+/// messages came.
+fn keep_refusals(socket: BorrowedFd<'_>, slot: &Slot, refusals: &mut VecDeque<Refusal>) -> bool {
+    steering::hand_on_refusals(socket, slot.group(), Some(slot.number()), |refusal| keep(refusals, refusal))
 }
 
-fn describe(
-    config: &UdpConfig,
-    segmentation: bool,
-    receive_buffer: usize,
-    (index, count): (u32, u32),
-) -> String {
+fn keep(refusals: &mut VecDeque<Refusal>, refusal: Refusal) {
+    if refusals.len() < Refusal::KEPT_MAX {
+        refusals.push_back(refusal);
+    }
+}
+
+/// Hands a packet on if it is another process's. One for a slot without a process is nobody's, and stays here: a queue pair that
+/// there is not.
+fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
+    let Some(datagram) = packet.get(header..) else { return false };
+    let Some(&[_, a, b, c]) = datagram.get(4..8) else { return false };
+    let qpn = u32::from_be_bytes([0, a, b, c]);
+    if qpn == QP1 {
+        // It came before the others did.
+        steering::post_mad(slot.group(), datagram, packet);
+        return true;
+    }
+    let owner = steering::slot_of(qpn);
+    let is_others = owner != slot.number() && slot.group().alive() >> owner & 1 == 1 && qpn != MULTICAST;
+    is_others && {
+        slot.group().post_or_count(owner, steering::PACKET, packet);
+        true
+    }
+}
+
+/// The queue pair of MADs, and that of packets to multicast groups, each of whose members gets its own.
+const QP1: u32 = 1;
+const MULTICAST: u32 = 0x00ff_ffff;
+/// Mail that is taken in a burst.
+const MAIL_MAX: usize = 64;
+
+/// Takes what others have handed on. Returns how many packets that were.
+fn take_mail(
+    slot: &Slot,
+    receiver: &mut Receiver,
+    refusals: &mut VecDeque<Refusal>,
+    sink: &mut dyn FrameSink,
+    stats: &mut Stats,
+) -> usize {
+    let mut packets = 0;
+    for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
+        match mail.kind {
+            steering::PACKET => {
+                packets += 1;
+                stats.rx_frames += 1;
+                stats.rx_bytes += mail.bytes.len() as u64;
+                sink.take(RxFrame::new(&mail.bytes, &mut receiver.copies));
+            }
+            steering::REFUSED => {
+                if let Some(refusal) = Refusal::from_bytes(&mail.bytes) {
+                    keep(refusals, refusal);
+                }
+            }
+            kind => debug!("mail of kind {kind:#x} from another process on the address"),
+        }
+    }
+    packets
+}
+
+fn describe(config: &UdpConfig, segmentation: bool, receive_buffer: usize, slot: &Slot) -> String {
     let segmentation = match (segmentation, config.segmentation) {
         (true, _) => "segmentation",
         (false, true) => "no segmentation (the kernel is older than 4.18)",
         (false, false) => "no segmentation",
     };
-    let aggregation = if config.aggregation { "aggregation" } else { "no aggregation" };
+    let aggregation = if config.aggregation && slot.group().alive().count_ones() == 1 {
+        "aggregation"
+    } else {
+        "no aggregation"
+    };
     let busy = config.busy_poll.map_or(String::new(), |time| format!(", busy polling {time:?}"));
-    let share = match count {
-        1 => String::new(),
-        _ => format!(", socket {index} of {count} on its address"),
+    let alive = slot.group().alive();
+    let is_shared = alive.count_ones() > 1;
+    let share = if is_shared {
+        format!(", slot {} of an address with {} contexts", slot.number(), alive.count_ones())
+    } else {
+        String::new()
     };
     let buffer = receive_buffer >> 10;
     format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
@@ -529,10 +622,10 @@ fn tell(refused: &Refused, interface: &str) {
 
 /// What packets come to.
 fn sockets<'a>(
-    socket: &'a OwnedFd,
+    socket: &'a Arc<OwnedFd>,
     groups: &'a [(IpAddr, OwnedFd)],
 ) -> impl Iterator<Item = BorrowedFd<'a>> + use<'a> {
-    std::iter::once(socket).chain(groups.iter().map(|(_, socket)| socket)).map(AsFd::as_fd)
+    std::iter::once(socket.as_fd()).chain(groups.iter().map(|(_, socket)| socket.as_fd()))
 }
 
 fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {

@@ -115,6 +115,8 @@ forwarded! {
         fn admit(address: IpAddr) -> Result<(), Error>;
         fn join(group: IpAddr) -> Result<(), Error>;
         fn leave(group: IpAddr) -> Result<(), Error>;
+        fn listen(service: u64) -> Result<(), Error>;
+        fn unlisten(service: u64) -> ();
 }
 
 impl<D: PacketDriver + ?Sized> Wrapper for Box<D> {

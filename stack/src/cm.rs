@@ -101,6 +101,8 @@ pub(crate) struct ConnectionManager {
     listeners: Slab<Listening>,
     /// Our communication ids, which nobody can guess.
     comm_ids: KeyTable<u32>,
+    /// `(rest, divisor)` of those: contexts that share an address share QP1.
+    share: (u32, u32),
     /// Requests of peers, by their ids.
     by_peer: HashMap<PeerKey, u32>,
     /// Connections, by the peer's queue pair.
@@ -126,6 +128,7 @@ impl ConnectionManager {
             communications: Slab::new(max_connections, shared.generation),
             listeners: Slab::new(max_listeners, shared.generation),
             comm_ids: KeyTable::new(max_connections, 32).at_full_size(max_connections),
+            share: port.socket.map_or((0, 1), |terms| terms.comm_ids),
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
             by_qpn: HashMap::with_capacity(2 * most),
@@ -157,6 +160,16 @@ impl ConnectionManager {
         let most = (config.backlog as usize).min(self.communications.capacity());
         let listening = Listening { space, address, config, half_open: Vec::with_capacity(most) };
         self.listeners.insert_with(|_| listening).map(Listener).ok_or(full)
+    }
+
+    /// The service of a listener.
+    pub(crate) fn service_of(&self, listener: Listener) -> Option<u64> {
+        self.listeners.get(listener.0).map(|listening| listening.space.service_id(listening.address.port()))
+    }
+
+    /// Whether anybody listens for a service.
+    pub(crate) fn has_service(&self, service: u64) -> bool {
+        self.listeners.iter().any(|listening| listening.space.service_id(listening.address.port()) == service)
     }
 
     /// Ends a listener. Requests that wait at it are rejected.
@@ -401,12 +414,13 @@ impl ConnectionManager {
         channel: Option<CmChannel>,
         make: impl FnOnce((CmId, u32)) -> Communication,
     ) -> Result<(CmId, u32), Error> {
-        let ConnectionManager { communications, comm_ids, events, .. } = self;
+        let ConnectionManager { communications, comm_ids, events, share: (rest, divisor), .. } = self;
         let limit = communications.capacity();
         channel.map_or(Ok(()), |channel| events.check(channel))?;
         events.check_room(channel)?;
         let handle = communications.insert_with(|handle| {
-            let comm_id = comm_ids.insert(&mut shared.rng, handle.index, |_| true);
+            let usable = |id: u32| id % *divisor == *rest && id != 0;
+            let comm_id = comm_ids.insert(&mut shared.rng, handle.index, usable);
             Communication { channel, ..make((CmId(handle), comm_id)) }
         });
         let full = Error::Exhausted { kind: "connection", limit, setting: "max_connections" };

@@ -234,7 +234,7 @@ fn each_setter_of_a_driver_sets_its_field() {
         segmentation: true => false, aggregation: true => false, busy_poll: None => Some(micro));
     all(&UdpConfig::new(own), &["address"], &set);
     let terms = SocketTerms::new(4791, 1 << 20);
-    let set = fields!(terms; qpns: (0, 1) => (1, 2), takes_gsi: true => false);
+    let set = fields!(terms; qpns: (0, 1) => (1, 2), comm_ids: (0, 1) => (1, 2));
     all(&terms, &["source_port", "receive_buffer"], &set);
     let port = Capabilities::new("mine", "if0", [2; 6], 1500);
     let set = fields!(port.clone();

@@ -1,44 +1,40 @@
 //! The memory of a ring: how it is made, checked, mapped and handed over.
 
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::mem::{MaybeUninit, offset_of};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstatfs, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use super::RingError;
+use crate::sealed::{SealedError, SealedMemory};
 
-pub(super) const READY: u32 = 0x52_49_4e_47;
-pub(super) const TAKEN: u32 = 1 << 31;
+pub(super) const READY: u64 = 0x52_49_4e_47;
+pub(super) const TAKEN: u64 = 1 << 31;
 /// Of the memory; slots begin at a page.
 pub(super) const HEADER: usize = 4096;
 const LARGEST: u64 = 1 << 20;
 /// All of it: whoever opens a ring may have to pay for the memory.
 const LARGEST_WHOLE: usize = 1 << 30;
-/// A mapping of a file with these is as long as it was for ever.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// At the start of the memory. The indices are in cache lines of their own, two apart: the prefetcher
+/// What stands at the start of the memory. The indices are in cache lines of their own, two apart: the prefetcher
 /// fetches pairs.
 #[repr(C)]
 pub(super) struct Header {
-    pub(super) state: AtomicU32,
-    pub(super) slots: AtomicU64,
-    pub(super) length: AtomicU64,
+    pub(super) state: u64,
+    pub(super) slots: u64,
+    pub(super) length: u64,
     pub(super) tail: Line,
     pub(super) head: Line,
 }
 
 #[repr(C, align(128))]
-pub(super) struct Line(pub(super) AtomicU64);
+pub(super) struct Line(u64);
 
 const _: () = assert!(size_of::<Header>() <= HEADER);
 
@@ -71,8 +67,7 @@ impl Geometry {
 /// Header and slots. Another process has them too, and may write any of it at any time.
 #[derive(Debug)]
 pub(super) struct Ring {
-    mapping: FileMapping,
-    file: File,
+    memory: SealedMemory,
     /// As it was checked when the ring was opened; never read again.
     geometry: Geometry,
 }
@@ -80,66 +75,49 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn create(slots: u64, length: u64) -> Result<Ring, RingError> {
         let geometry = Geometry::new(slots, length)?;
-        let made = memfd_create("ferroce-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
-        let file = File::from(made.map_err(os("making memory to share"))?);
-        file.set_len(geometry.bytes() as u64).map_err(os("making memory to share"))?;
-        fcntl_add_seals(&file, SEALS | SealFlags::SEAL).map_err(os("sealing memory to share"))?;
-        // The pages are made now rather than while slots are filled.
-        let mapping = FileMapping::new(&file, geometry.bytes(), libc::MAP_POPULATE)?;
-        let ring = Ring { mapping, file, geometry };
-        let header = ring.header();
-        header.slots.store(geometry.slots, Ordering::Relaxed);
-        header.length.store(geometry.length, Ordering::Relaxed);
-        header.state.store(READY, Ordering::Release);
+        let ring = Ring { memory: SealedMemory::create("ferroce-ring", geometry.bytes())?, geometry };
+        ring.memory.word(offset_of!(Header, slots)).store(geometry.slots, Ordering::Relaxed);
+        ring.memory.word(offset_of!(Header, length)).store(geometry.length, Ordering::Relaxed);
+        ring.state().store(READY, Ordering::Release);
         Ok(ring)
     }
 
     pub(super) fn open(memory: OwnedFd) -> Result<Ring, RingError> {
-        match fcntl_get_seals(&memory) {
-            Ok(seals) if seals.contains(SEALS) => {}
-            Ok(seals) => return Err(RingError::Unsealed { found: format!("{seals:?}") }),
-            Err(error) => return Err(RingError::Unsealed { found: io::Error::from(error).to_string() }),
-        }
-        let kind = fstatfs(&memory).map_err(os("looking at shared memory"))?.f_type;
-        if kind != libc::TMPFS_MAGIC {
-            return Err(RingError::NotTmpfs { kind: kind as u64 });
-        }
-        let file = File::from(memory);
-        // From here on it does not change.
-        let bytes = file.metadata().map_err(os("looking at shared memory"))?.len();
-        let most = (HEADER + LARGEST_WHOLE) as u64;
-        if !(HEADER as u64..=most).contains(&bytes) {
-            return Err(RingError::NotARing(format!("{bytes} bytes, where a ring has {HEADER} to {most}")));
-        }
-        let geometry = Ring::look(&FileMapping::new(&file, HEADER, 0)?, bytes)?;
-        // Pages that the sender has left out are made one by one, as they are needed.
-        Ok(Ring { mapping: FileMapping::new(&file, geometry.bytes(), 0)?, file, geometry })
-    }
-
-    /// What the header of a file of this length says of the ring there.
-    fn look(header: &FileMapping, bytes: u64) -> Result<Geometry, RingError> {
-        let header = header.header();
-        let state = header.state.load(Ordering::Acquire);
+        let memory = SealedMemory::open(memory, HEADER..=HEADER + LARGEST_WHOLE)?;
+        let state = memory.word(offset_of!(Header, state)).load(Ordering::Acquire);
         if state & !TAKEN != READY {
             return Err(RingError::NotARing(format!("its first word is {state:#x}, not {READY:#x}")));
         }
-        let (slots, length) = (header.slots.load(Ordering::Relaxed), header.length.load(Ordering::Relaxed));
+        let slots = memory.word(offset_of!(Header, slots)).load(Ordering::Relaxed);
+        let length = memory.word(offset_of!(Header, length)).load(Ordering::Relaxed);
         let geometry =
             Geometry::new(slots, length).map_err(|error| RingError::NotARing(error.to_string()))?;
-        if geometry.bytes() as u64 != bytes {
-            let needed = geometry.bytes();
+        if geometry.bytes() != memory.len() {
+            let (needed, bytes) = (geometry.bytes(), memory.len());
             let reason = format!("{slots} slots of {length} bytes take {needed} bytes, and it has {bytes}");
             return Err(RingError::NotARing(reason));
         }
-        Ok(geometry)
+        Ok(Ring { memory, geometry })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.memory.file()
     }
 
-    pub(super) fn header(&self) -> &Header {
-        self.mapping.header()
+    pub(super) fn state(&self) -> &AtomicU64 {
+        self.memory.word(offset_of!(Header, state))
+    }
+
+    /// How many slots have been released.
+    #[inline]
+    pub(super) fn head(&self) -> &AtomicU64 {
+        self.memory.word(offset_of!(Header, head))
+    }
+
+    /// How many slots have been published.
+    #[inline]
+    pub(super) fn tail(&self) -> &AtomicU64 {
+        self.memory.word(offset_of!(Header, tail))
     }
 
     pub(super) fn slots(&self) -> u64 {
@@ -148,75 +126,34 @@ impl Ring {
 
     /// Copies into the slot whose turn is `index`.
     pub(super) fn copy_in(&self, index: u64, offset: usize, from: &[u8]) {
-        let to = self.bytes(index, offset, from.len());
-        // SAFETY: as many bytes of the mapping as `from` has; they are no memory of Rust's, so nothing
-        // overlaps. That another process may write them meanwhile spoils their value, which nobody here
-        // relies on.
-        unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
+        self.memory.copy_in(self.place(index, offset, from.len()), from);
     }
 
     /// Copies out of the slot whose turn is `index`.
     pub(super) fn copy_out(&self, index: u64, offset: usize, to: &mut [u8]) {
-        let from = self.bytes(index, offset, to.len());
-        // SAFETY: as in `copy_in`; any bytes will do in `to`.
-        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *to).cast(), to.len()) };
+        self.memory.copy_out(self.place(index, offset, to.len()), to);
     }
 
     /// Where these bytes of the slot are.
-    fn bytes(&self, index: u64, offset: usize, count: usize) -> NonNull<u8> {
+    fn place(&self, index: u64, offset: usize, count: usize) -> usize {
         let Geometry { slots, length } = self.geometry;
         let fits = offset.checked_add(count).is_some_and(|end| end as u64 <= length);
         assert!(fits, "{count} bytes from {offset} on of a slot of {length}");
-        let place = HEADER + (index & (slots - 1)) as usize * self.geometry.stride() + offset;
-        // SAFETY: in one of the slots, all of which are in the mapping.
-        unsafe { self.mapping.base.add(place) }
+        HEADER + (index & (slots - 1)) as usize * self.geometry.stride() + offset
     }
 }
 
-#[derive(Debug)]
-struct FileMapping {
-    base: NonNull<u8>,
-    length: usize,
-}
-
-// SAFETY: the mapping belongs to the value, and is reached by atomics and copies alone.
-unsafe impl Send for FileMapping {}
-
-impl FileMapping {
-    /// `file` is sealed, and has `length` bytes or more; `length` is [`HEADER`] at least.
-    fn new(file: &File, length: usize, flags: i32) -> Result<FileMapping, RingError> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | flags,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        let failed = |source| RingError::Os { what: "mapping shared memory", source };
-        if base == libc::MAP_FAILED {
-            return Err(failed(io::Error::last_os_error()));
+impl From<SealedError> for RingError {
+    fn from(error: SealedError) -> RingError {
+        match error {
+            SealedError::Unsealed { found } => RingError::Unsealed { found },
+            SealedError::NotTmpfs { kind } => RingError::NotTmpfs { kind },
+            SealedError::Length { length, lengths } => {
+                let (least, most) = lengths.into_inner();
+                RingError::NotARing(format!("{length} bytes, where a ring has {least} to {most}"))
+            }
+            SealedError::Os { what, source } => RingError::Os { what, source },
         }
-        match NonNull::new(base.cast()) {
-            Some(base) => Ok(FileMapping { base, length }),
-            None => Err(failed(io::Error::other("mmap returned address 0"))),
-        }
-    }
-
-    fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a page for the header, aligned as a page is; all its fields
-        // are atomics, for which any bytes will do.
-        unsafe { self.base.cast().as_ref() }
-    }
-}
-
-impl Drop for FileMapping {
-    fn drop(&mut self) {
-        // SAFETY: base and length are those of the mapping, unmapped once.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 

@@ -172,9 +172,9 @@ fn refuses_memory_that_could_change_its_size() {
 #[test]
 fn refuses_sealed_memory_that_is_no_ring() {
     let both = SealFlags::SHRINK | SealFlags::GROW;
-    let header = |state: u32, slots: u64, length: u64| {
+    let header = |state: u64, slots: u64, length: u64| {
         let mut bytes = [0; 24];
-        bytes[..4].copy_from_slice(&state.to_ne_bytes());
+        bytes[..8].copy_from_slice(&state.to_ne_bytes());
         bytes[8..16].copy_from_slice(&slots.to_ne_bytes());
         bytes[16..].copy_from_slice(&length.to_ne_bytes());
         bytes

@@ -25,7 +25,7 @@ pub(super) struct Receiver {
     names: [libc::sockaddr_in6; BURST],
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
-    copies: Copies,
+    pub(super) copies: Copies,
     /// Datagrams asked for at once. Each that does not come costs a look into the socket, so it is one
     /// until more have waited.
     wanted: usize,

@@ -13,44 +13,25 @@ use crate::netlink::Interface;
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
 const BUFFER: i32 = 8 << 20;
 
-/// How several sockets are on one port.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Sharing {
-    /// The one that was bound last receives; [`close_to_others`] ends it.
-    Stacked,
-    /// [`steer_by_qpn`] says which of them receives. Linux lets sockets of the same user in alone.
-    Steered,
-}
-
-impl Sharing {
-    fn option(self) -> i32 {
-        match self {
-            Sharing::Stacked => libc::SO_REUSEADDR,
-            Sharing::Steered => libc::SO_REUSEPORT,
-        }
-    }
-}
-
 /// The first socket on port 4791 of the place's address, which more are to join. While there is any other,
 /// it is refused: of all that come at the same time one alone gets the address.
-pub(super) fn claim(config: &UdpConfig, place: &LocalAddress, sharing: Sharing) -> Result<OwnedFd, Error> {
-    let socket = open(config, place, None)?;
-    set_option(socket.as_fd(), libc::SOL_SOCKET, sharing.option(), 1)
-        .map_err(|source| os_error("setting up the UDP socket", place, source))?;
+pub(super) fn claim(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd, Error> {
+    let socket = open(config, place, false)?;
+    share_port(socket.as_fd()).map_err(|source| os_error("setting up the UDP socket", place, source))?;
     Ok(socket)
 }
 
-/// One more beside that which [`claim`] opened.
-pub(super) fn join(config: &UdpConfig, place: &LocalAddress, sharing: Sharing) -> Result<OwnedFd, Error> {
-    open(config, place, Some(sharing))
+/// One more beside that which [`claim`] opened. Linux lets sockets of the same user in alone.
+pub(super) fn join(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd, Error> {
+    open(config, place, true)
 }
 
-fn open(config: &UdpConfig, place: &LocalAddress, sharing: Option<Sharing>) -> Result<OwnedFd, Error> {
+fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd, Error> {
     let os = |source| os_error("setting up the UDP socket", place, source);
     let socket = create(config.address).map_err(os)?;
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
-    if let Some(sharing) = sharing {
-        set(libc::SOL_SOCKET, sharing.option(), 1).map_err(os)?;
+    if joins {
+        share_port(socket.as_fd()).map_err(os)?;
     }
     enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
     enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
@@ -71,9 +52,6 @@ fn open(config: &UdpConfig, place: &LocalAddress, sharing: Option<Sharing>) -> R
         set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0).map_err(os)?;
-    }
-    if config.aggregation {
-        set(libc::SOL_UDP, libc::UDP_GRO, 1).map_err(os)?;
     }
     if let Some(time) = config.busy_poll {
         let time = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
@@ -98,15 +76,44 @@ fn open(config: &UdpConfig, place: &LocalAddress, sharing: Option<Sharing>) -> R
     Ok(socket)
 }
 
-/// From now on nobody else can be bound to where these [stacked](Sharing::Stacked) sockets are.
-pub(super) fn close_to_others<'a>(
-    sockets: impl IntoIterator<Item = &'a OwnedFd>,
-    place: &LocalAddress,
-) -> Result<(), Error> {
-    sockets.into_iter().try_for_each(|socket| {
-        set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 0)
-            .map_err(|source| os_error("keeping UDP port 4791 to itself", place, source))
-    })
+fn share_port(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)
+}
+
+/// Whether the kernel may hand over segments that it has kept together (UDP GRO).
+pub(super) fn set_aggregation(socket: BorrowedFd<'_>, aggregation: bool) -> io::Result<()> {
+    set_option(socket, libc::SOL_UDP, libc::UDP_GRO, i32::from(aggregation))
+}
+
+/// Whether anything comes to the socket.
+pub(super) fn hear(socket: BorrowedFd<'_>, hears: bool) -> io::Result<()> {
+    if !hears {
+        return hear_nothing(socket);
+    }
+    match set_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0) {
+        // It has heard all along.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        detached => detached,
+    }
+}
+
+fn hear_nothing(socket: BorrowedFd<'_>) -> io::Result<()> {
+    let mut nothing = [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+    let program = libc::sock_fprog { len: nothing.len() as u16, filter: nothing.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)
+}
+
+/// Throws away what has come, no more than a socket holds.
+pub(super) fn discard(socket: BorrowedFd<'_>) {
+    const MOST: usize = 1 << 16;
+    for _ in 0..MOST {
+        // Whatever is longer than this is cut short.
+        match rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT) {
+            Err(rustix::io::Errno::AGAIN) => break,
+            // A word of a packet that came back is in front.
+            _ => {}
+        }
+    }
 }
 
 /// A socket on port 4791 of an address, for the packets of one interface, that hears nothing: it is there so that nobody
@@ -120,9 +127,7 @@ pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd>
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)?;
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     // What goes past the port (a fragment, a packet with IPv4 options) does not pile up in it.
-    let mut nothing = [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
-    let program = libc::sock_fprog { len: nothing.len() as u16, filter: nothing.as_mut_ptr() };
-    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)?;
+    hear_nothing(socket.as_fd())?;
     // An IPv6 address that has just been given is the interface's, but not yet its sockets'.
     let (level, option) = match own {
         IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_FREEBIND),
@@ -163,33 +168,6 @@ pub(super) fn of_group(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
 
 /// Takes UDP checksums of zero over IPv6 (linux/udp.h; not in the libc crate).
 const UDP_NO_CHECK6_RX: i32 = 102;
-
-/// Set in the number of each queue pair whose context may be one of several on its address, and in no
-/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
-pub(super) const SHARED: u32 = 1;
-
-/// `(rest, divisor)` of the queue pair numbers of socket `index` of `count` on an address.
-pub(super) fn share(index: u32, count: u32) -> (u32, u32) {
-    if count == 1 { (0, 2) } else { (2 * index + SHARED, 2 * count) }
-}
-
-/// Lets the sockets that share an address with this one, `count` in the order in which they were
-/// bound, each have the packets to the queue pairs of its [`share`].
-pub(super) fn steer_by_qpn(socket: BorrowedFd<'_>, count: u32) -> io::Result<()> {
-    /// Bytes 4 to 7 of the BTH: one reserved, three of the queue pair's number.
-    const DEST_QPN: u32 = 4;
-    let step = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // It sees packets from behind the UDP header. One that is too short goes to the first socket.
-    let mut program = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, DEST_QPN),
-        step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x00ff_ffff),
-        step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2 * count),
-        step(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 1),
-        step(libc::BPF_RET | BPF_A, 0),
-    ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
-}
 
 /// Whether the kernel cuts up what is sent at once.
 pub(super) fn can_segment(socket: BorrowedFd<'_>) -> bool {
@@ -234,7 +212,6 @@ pub(super) fn address(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
     }
 }
 
-const BPF_A: u32 = 0x10;
 const SO_MEMINFO: i32 = 55;
 
 fn create(address: IpAddr) -> io::Result<OwnedFd> {

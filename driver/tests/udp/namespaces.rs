@@ -93,8 +93,9 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
                 expected.sort();
                 assert!(received == expected, "{count} sockets on {far}, round {n}");
             }
-            // Nobody else finds room there.
-            let refusal = pair.in_b(|| Udp::open(&UdpConfig::new(far)).map(drop)).unwrap_err();
+            // Nobody finds room there who does not share.
+            let alone = UdpConfig::new(far).sharing(false);
+            let refusal = pair.in_b(|| Udp::open(&alone).map(drop)).unwrap_err();
             assert!(matches!(refusal, Error::PortInUse { .. }), "{refusal}");
         }
     }

@@ -14,8 +14,6 @@ pub enum Feature {
     RoceV1,
     /// Another address, on a port that is a socket.
     SecondAddress,
-    /// The connection manager, on a socket of a group that gets no messages for QP1.
-    ConnectionManager,
     /// A connection of UC queue pairs by the connection manager, with an RNIC.
     UnreliableConnectionOfCard,
     /// A connection in another partition than the first, with an RNIC.
@@ -51,9 +49,6 @@ impl fmt::Display for Feature {
             Feature::AtomicWrite => "ATOMIC WRITE, which its Config turns off or an RNIC lacks",
             Feature::RoceV1 => "RoCE v1, which is no UDP",
             Feature::SecondAddress => "another address on a socket; open one more for it",
-            Feature::ConnectionManager => {
-                "connections on this context of a group: messages for QP1 come to another one"
-            }
             Feature::UnreliableConnectionOfCard => {
                 "UC connections by the connection manager, with an RNIC: the kernel's makes RC connections; \
                  Context::handshake connects UC queue pairs"

@@ -29,11 +29,24 @@ impl Software {
         if let Some(index) = config.pkey_index {
             self.engine.port.pkey(index)?;
         }
-        self.engine.cm()?.0.listen(space, address, *config)
+        let listener = self.engine.cm()?.0.listen(space, address, *config)?;
+        if let Some(service) = self.engine.cm()?.0.service_of(listener)
+            && let Err(error) = self.driver.listen(service)
+        {
+            self.with_cm(|cm, verbs| cm.unlisten(listener, verbs));
+            return Err(error.into());
+        }
+        Ok(listener)
     }
 
     pub(crate) fn unlisten(&mut self, listener: Listener) -> Result<(), Error> {
+        let service = self.with_cm(|cm, _| cm.service_of(listener)).flatten();
         let known = self.with_cm(|cm, verbs| cm.unlisten(listener, verbs));
+        if let Some(service) = service
+            && self.with_cm(|cm, _| cm.has_service(service)) == Some(false)
+        {
+            self.driver.unlisten(service);
+        }
         if known == Some(true) { Ok(()) } else { Err(Error::invalid_handle("listener", listener.0)) }
     }
 

@@ -15,7 +15,7 @@ use crate::engine::slab::Slab;
 use crate::engine::staging::Started;
 use crate::engine::staging::landing::CopiesLeft;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{Config, Error, Feature, GidEntry, Pd, Port, Qp, QpConfig, QpState};
+use crate::verbs::{Config, Error, GidEntry, Pd, Port, Qp, QpConfig, QpState};
 
 /// The protocol, without IO and without a clock: frames in, frames out, timers.
 pub(crate) struct Engine {
@@ -116,9 +116,6 @@ impl Engine {
     /// The connection manager, which there is from the first time on, and what it reaches.
     pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
         let Engine { cm, qps, shared, port, max_connections, max_listeners, max_cm_channels, .. } = self;
-        if port.socket.is_some_and(|terms| !terms.takes_gsi) {
-            return Err(Error::Unsupported(Feature::ConnectionManager));
-        }
         let cm = cm.get_or_insert_with(|| {
             let limits = (*max_connections, *max_listeners, *max_cm_channels);
             Box::new(ConnectionManager::new(limits, port, shared))

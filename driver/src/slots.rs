@@ -1,0 +1,373 @@
+//! Processes of one user that share something, such as an address: each has a slot.
+//!
+//! There is no daemon. Each process has a listener by the name of its slot, and a thread that answers there: a program that
+//! does not poll for a while keeps nobody out. A newcomer takes the lock, asks a member for all that the group has, takes the
+//! lowest slot without a process, and tells the others.
+//!
+//! Every member has every descriptor of the group. A socket of a SO_REUSEPORT group keeps its place as long as anybody holds
+//! it, and when one is closed the kernel moves the last one into its place; so places are slots, and none moves when a process
+//! is killed. A descriptor that a slot has once had is kept for the next process there.
+//!
+//! What is for another process of the group goes to its mailbox: one end of a socket pair that it has, and the other that all
+//! others have. That end tells too when the process is gone.
+
+mod join;
+mod message;
+mod name;
+mod service;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+
+use crate::Error;
+use name::{Found, Lock, Name};
+use table::{Listened, Table};
+
+/// Slots of a group.
+pub(crate) const SLOTS: usize = 64;
+/// What waits in a mailbox until its process polls.
+const MAIL_MAX: usize = 1024;
+/// The longest mail.
+pub(crate) const MAIL_LEN_MAX: usize = 10 << 10;
+/// How long a change of the group may take: a newcomer waits for the answers of members.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a group shares. One value founds or joins the group, and stays with the process's thread.
+pub(crate) trait Resource: Send + 'static {
+    /// Nobody shares it yet: makes what all have in common.
+    fn found(&mut self) -> Result<Vec<OwnedFd>, Error>;
+
+    /// Makes the descriptor of the next slot.
+    fn add(&mut self, parts: &Parts) -> Result<OwnedFd, Error>;
+
+    /// Makes the descriptor of a slot whose process has ended that of a new one.
+    fn renew(&mut self, descriptor: BorrowedFd<'_>) -> Result<(), Error>;
+
+    /// The process of a slot has ended, and nobody has the descriptor until it is [renewed](Resource::renew).
+    fn retire(&mut self, descriptor: BorrowedFd<'_>);
+
+    /// These slots have processes now.
+    fn changed(&mut self, group: &Parts, alive: u64);
+
+    /// What the thread is to [serve](Resource::serve) in the process with the lowest slot, and when.
+    fn served(&self, group: &Parts, alive: u64) -> Option<(Arc<OwnedFd>, PollFlags)>;
+
+    /// That is ready. Never blocks.
+    fn serve(&mut self, group: &Group);
+}
+
+/// A resource that has no descriptors of its own: its members find each other, no more.
+#[derive(Debug)]
+pub(crate) struct Mailboxes;
+
+/// The descriptors of a group, of which every member has all.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    /// Those that all have in common.
+    pub(crate) common: Vec<Arc<OwnedFd>>,
+    /// By slot. Whoever has one has all before it, so that no place moves: see the module.
+    pub(crate) descriptors: Vec<Arc<OwnedFd>>,
+    /// To the mailboxes of the others.
+    mailboxes: Vec<Option<Arc<OwnedFd>>>,
+}
+
+/// A group as one process has it.
+#[derive(Debug)]
+pub(crate) struct Group {
+    name: Name,
+    /// What is shared, for people.
+    what: String,
+    table: Table,
+    /// Slots with processes, as far as is known.
+    alive: AtomicU64,
+    /// Slots of this process.
+    own: AtomicU64,
+    is_shared: AtomicBool,
+    parts: Mutex<Parts>,
+    inboxes: Vec<Inbox>,
+    /// Slots of this process that are to be given up, and those that were.
+    leaving: AtomicU64,
+    left: Mutex<u64>,
+    one_left: Condvar,
+    bell: OwnedFd,
+    undelivered: AtomicU64,
+}
+
+/// What has come for a slot of this process.
+#[derive(Debug, Default)]
+struct Inbox {
+    mail: Mutex<VecDeque<Mail>>,
+    is_waiting: AtomicBool,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// Something that another member has handed on.
+#[derive(Debug)]
+pub(crate) struct Mail {
+    /// What it is; the resource knows.
+    pub(crate) kind: u8,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+/// A slot of this process. It is given up on drop.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    group: Arc<Group>,
+    number: usize,
+    thread: Arc<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread(Mutex<Option<JoinHandle<()>>>);
+
+impl Slot {
+    /// Takes `count` slots of what is called `what` in names, and `known_as` for people.
+    ///
+    /// # Errors
+    /// [`Error::Sharing`]; those of the resource.
+    pub(crate) fn join(
+        what: &str,
+        known_as: String,
+        count: usize,
+        resource: impl Resource,
+    ) -> Result<Vec<Slot>, Error> {
+        join::join(what, known_as, count, resource)
+    }
+
+    pub(crate) fn number(&self) -> usize {
+        self.number
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Who is woken when there is mail.
+    pub(crate) fn wake(&self, waker: Waker) {
+        *locked(&self.inbox().waker) = Some(waker);
+    }
+
+    /// Whether there may be mail: one load.
+    #[inline]
+    pub(crate) fn has_mail(&self) -> bool {
+        self.inbox().is_waiting.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn take_mail(&self) -> Option<Mail> {
+        let inbox = self.inbox();
+        let mut mail = locked(&inbox.mail);
+        let first = mail.pop_front();
+        inbox.is_waiting.store(!mail.is_empty(), Ordering::Relaxed);
+        first
+    }
+
+    /// Requests for the service are for this slot from now on.
+    ///
+    /// # Errors
+    /// [`Error::ServiceInUse`], [`Error::Sharing`].
+    pub(crate) fn listen(&self, service: u64) -> Result<(), Error> {
+        let Group { name, table, what, .. } = &*self.group;
+        let _lock = self.group.lock()?;
+        match table.listen(service, self.number, self.group.alive()) {
+            Listened::Done => Ok(()),
+            Listened::Full => Err(Error::sharing(
+                what,
+                format!("all {} services of the address are in use", table::SERVICES_MAX),
+            )),
+            Listened::Taken(slot) => {
+                let pid = match name.connect(&slot.to_string()) {
+                    Ok(Found::Process(socket)) => {
+                        crate::credentials::Credentials::of_peer(&socket.into()).ok()
+                    }
+                    _ => None,
+                };
+                Err(Error::ServiceInUse { service, of: what.clone(), pid: pid.map_or(0, |peer| peer.pid) })
+            }
+        }
+    }
+
+    pub(crate) fn unlisten(&self, service: u64) {
+        match self.group.lock() {
+            Ok(_lock) => self.group.table.unlisten(service, self.number),
+            // The service stays this slot's, and whoever asks for it is refused by the connection manager here.
+            Err(error) => tracing::warn!("service {service:#x} stays with this process: {error}"),
+        }
+    }
+
+    fn inbox(&self) -> &Inbox {
+        &self.group.inboxes[self.number]
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let bit = 1 << self.number;
+        self.group.leaving.fetch_or(bit, Ordering::AcqRel);
+        self.group.ring();
+        let mut left = locked(&self.group.left);
+        while *left & bit == 0 {
+            left = self.group.one_left.wait(left).unwrap_or_else(PoisonError::into_inner);
+        }
+        let is_last = self.group.own.load(Ordering::Acquire) == 0;
+        drop(left);
+        // With the thread go the descriptors that it had a part in.
+        if is_last
+            && let Some(thread) = locked(&self.thread.0).take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of {} has panicked", self.group.what);
+        }
+    }
+}
+
+impl Group {
+    /// Slots that have processes, a bit each.
+    pub(crate) fn alive(&self) -> u64 {
+        self.alive.load(Ordering::Acquire)
+    }
+
+    /// Whether there is more than one process.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Whose a service is.
+    pub(crate) fn find(&self, service: u64) -> Option<usize> {
+        self.table.find(service, self.alive())
+    }
+
+    /// The lowest slot that has a service.
+    pub(crate) fn first_with_services(&self) -> Option<usize> {
+        self.table.first_with_any(self.alive())
+    }
+
+    pub(crate) fn parts(&self) -> MutexGuard<'_, Parts> {
+        locked(&self.parts)
+    }
+
+    /// Hands something on to the process of a slot. Returns whether it was taken: a mailbox may be full, or its process gone.
+    pub(crate) fn post(&self, to: usize, kind: u8, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+        if bytes.len() > MAIL_LEN_MAX || to >= SLOTS {
+            return false;
+        }
+        if self.own.load(Ordering::Acquire) >> to & 1 == 1 {
+            let descriptors = descriptors.iter().map(|fd| fd.try_clone_to_owned()).collect();
+            let Ok(descriptors) = descriptors else { return false };
+            return self.inboxes[to].put(Mail { kind, bytes: bytes.to_vec(), descriptors });
+        }
+        let parts = self.parts();
+        let Some(mailbox) = parts.mailbox(to) else { return false };
+        message::send(mailbox, &[&[kind], bytes], descriptors).is_ok()
+    }
+
+    /// As [`post`](Group::post), without descriptors. What was not taken is counted.
+    pub(crate) fn post_or_count(&self, to: usize, kind: u8, bytes: &[u8]) -> bool {
+        let taken = self.post(to, kind, bytes, &[]);
+        if !taken {
+            self.undelivered.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Mail that found no room, or nobody, as far as this process knows.
+    pub(crate) fn undelivered(&self) -> u64 {
+        self.undelivered.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> Result<Lock, Error> {
+        lock(&self.name, &self.what)
+    }
+
+    /// Wakes the thread.
+    fn ring(&self) {
+        // It fails only when it was rung 2⁶⁴ times before the thread has looked.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn set_alive(&self, alive: u64) {
+        self.alive.store(alive, Ordering::Release);
+        self.is_shared.store(alive.count_ones() > 1, Ordering::Release);
+    }
+}
+
+impl Inbox {
+    /// Returns whether there was room.
+    fn put(&self, mail: Mail) -> bool {
+        let mut all = locked(&self.mail);
+        if all.len() >= MAIL_MAX {
+            return false;
+        }
+        all.push_back(mail);
+        self.is_waiting.store(true, Ordering::Relaxed);
+        drop(all);
+        if let Some(waker) = &*locked(&self.waker) {
+            waker.wake_by_ref();
+        }
+        true
+    }
+}
+
+impl Parts {
+    fn mailbox(&self, slot: usize) -> Option<BorrowedFd<'_>> {
+        self.mailboxes.get(slot)?.as_ref().map(|mailbox| mailbox.as_fd())
+    }
+}
+
+impl Resource for Mailboxes {
+    fn found(&mut self) -> Result<Vec<OwnedFd>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn add(&mut self, _: &Parts) -> Result<OwnedFd, Error> {
+        // A slot has a descriptor, whatever it is.
+        new_bell().map_err(|source| Error::sharing("mailboxes", source.to_string()))
+    }
+
+    fn renew(&mut self, _: BorrowedFd<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn retire(&mut self, _: BorrowedFd<'_>) {}
+
+    fn changed(&mut self, _: &Parts, _: u64) {}
+
+    fn served(&self, _: &Parts, _: u64) -> Option<(Arc<OwnedFd>, PollFlags)> {
+        None
+    }
+
+    fn serve(&mut self, _: &Group) {}
+}
+
+fn lock(name: &Name, what: &str) -> Result<Lock, Error> {
+    let os = |source: io::Error| Error::sharing(what, source.to_string());
+    let taken = Lock::take(name, LOCK_PATIENCE).map_err(os)?;
+    taken.map_err(|holder| {
+        let waited = LOCK_PATIENCE.as_secs();
+        Error::sharing(
+            what,
+            format!("{holder} has been changing who shares it for {waited} s; is it stopped?"),
+        )
+    })
+}
+
+fn new_bell() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// A panic of another thread leaves what is behind these locks as it is: each change is one step.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

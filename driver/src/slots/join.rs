@@ -1,0 +1,306 @@
+//! How a process becomes a member.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tracing::warn;
+
+use super::message::{self, Message};
+use super::name::{Found, Name};
+use super::service::{Own, Service};
+use super::table::Table;
+use super::{Group, Inbox, Parts, Resource, SLOTS, Slot, Thread, lock, new_bell};
+use crate::Error;
+use crate::sealed::SealedError;
+use crate::waker::timespec;
+
+/// How long a member may take to answer: its thread has nothing else to do.
+const ANSWER: Duration = Duration::from_millis(500);
+
+/// The first bytes of messages at names.
+pub(super) const HELLO: u8 = b'H';
+pub(super) const MEMBERS: u8 = b'M';
+pub(super) const JOINED: u8 = b'J';
+pub(super) const HEARD: u8 = b'A';
+/// The longest of them.
+pub(super) const ROOM: usize = 64;
+
+/// What a member says of its group, in answer to [`HELLO`]; descriptors come beside it.
+#[derive(Debug)]
+pub(super) struct Members {
+    pub(super) table: Table,
+    pub(super) common: Vec<OwnedFd>,
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// Of the member and of others that it knows.
+    pub(super) mailboxes: Vec<(usize, OwnedFd)>,
+}
+
+/// What a newcomer says of itself.
+#[derive(Debug)]
+pub(super) struct Joined {
+    /// Descriptors that the group has for slots now.
+    pub(super) count: usize,
+    /// Slot, descriptor, mailbox.
+    pub(super) slots: Vec<(usize, OwnedFd, OwnedFd)>,
+}
+
+pub(super) fn join<R: Resource>(
+    what: &str,
+    known_as: String,
+    count: usize,
+    mut resource: R,
+) -> Result<Vec<Slot>, Error> {
+    let name = Name::new(what);
+    let os = |source: io::Error| Error::sharing(&known_as, source.to_string());
+    let held = lock(&name, &known_as)?;
+    let mut found = Present::look(&name, &known_as)?;
+    let (table, mut parts) = if found.alive == 0 {
+        let common = resource.found()?.into_iter().map(Arc::new).collect();
+        let table = Table::create().map_err(|error| unusable(&known_as, error))?;
+        (table, Parts { common, ..Parts::default() })
+    } else {
+        found.ask(&known_as)?
+    };
+    parts.mailboxes.resize_with(SLOTS, || None);
+
+    let free: Vec<usize> = (0..SLOTS).filter(|slot| found.alive >> slot & 1 == 0).take(count).collect();
+    if free.len() < count {
+        let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
+        let reason = format!("{} of its {SLOTS} slots have processes{wanted}", found.alive.count_ones());
+        return Err(Error::sharing(&known_as, reason));
+    }
+    let mut own = Vec::with_capacity(count);
+    for slot in free {
+        // The lowest free slots: one at most is behind those that there have been, and it is the next.
+        match parts.descriptors.get(slot) {
+            Some(descriptor) => resource.renew(descriptor.as_fd())?,
+            None => {
+                let descriptor = resource.add(&parts)?;
+                parts.descriptors.push(descriptor.into());
+                table.set_descriptors(parts.descriptors.len());
+            }
+        }
+        let listener = name.bind(&slot.to_string()).map_err(os)?;
+        let listener = listener.ok_or_else(|| {
+            Error::sharing(&known_as, format!("somebody has taken the name of slot {slot} meanwhile"))
+        })?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (mailbox, mailbox_of_others) = pair.map_err(|error| os(error.into()))?;
+        table.clear(slot);
+        own.push(Own { slot, listener, mailbox, mailbox_of_others });
+    }
+    let mask = own.iter().fold(0, |mask, own| mask | 1 << own.slot);
+    let alive = found.alive | mask;
+    resource.changed(&parts, alive);
+    found.tell(&own, &parts, &known_as);
+
+    let group = Arc::new(Group {
+        name,
+        what: known_as,
+        table,
+        alive: AtomicU64::new(0),
+        own: AtomicU64::new(mask),
+        is_shared: AtomicBool::new(false),
+        parts: Mutex::new(parts),
+        inboxes: (0..SLOTS).map(|_| Inbox::default()).collect(),
+        leaving: AtomicU64::new(0),
+        left: Mutex::new(0),
+        one_left: Condvar::new(),
+        undelivered: AtomicU64::new(0),
+        bell: new_bell().map_err(|source| Error::sharing(what, source.to_string()))?,
+    });
+    group.set_alive(alive);
+    let numbers: Vec<usize> = own.iter().map(|own| own.slot).collect();
+    let thread = Service::start(group.clone(), own, resource)
+        .map_err(|source| Error::sharing(&group.what, format!("starting a thread: {source}")))?;
+    let thread = Arc::new(Thread(Mutex::new(Some(thread))));
+    drop(held);
+    let slot = |number| Slot { group: group.clone(), number, thread: thread.clone() };
+    Ok(numbers.into_iter().map(slot).collect())
+}
+
+/// The processes that are there when a newcomer comes.
+struct Present {
+    /// Slots with processes.
+    alive: u64,
+    /// Those that are connected.
+    connections: Vec<(usize, OwnedFd)>,
+}
+
+impl Present {
+    fn look(name: &Name, what: &str) -> Result<Present, Error> {
+        let mut present = Present { alive: 0, connections: Vec::new() };
+        for slot in 0..SLOTS {
+            let found = name.connect(&slot.to_string());
+            match found.map_err(|source| Error::sharing(what, source.to_string()))? {
+                Found::Nobody => continue,
+                Found::Process(connection) => present.connections.push((slot, connection)),
+                Found::Busy => {}
+                Found::Stranger(stranger) => {
+                    let reason = format!("user {} has taken the name of slot {slot}", stranger.uid);
+                    return Err(Error::sharing(what, reason));
+                }
+            }
+            present.alive |= 1 << slot;
+        }
+        Ok(present)
+    }
+
+    /// What the group has, by the first member that knows all of it.
+    fn ask(&mut self, what: &str) -> Result<(Table, Parts), Error> {
+        let mut answer = None;
+        for (_, connection) in &self.connections {
+            match ask(connection) {
+                Ok(members) if members.descriptors.len() == members.table.descriptors() => {
+                    answer = Some(members);
+                    break;
+                }
+                // It was stopped while others came, and has not heard of them yet.
+                Ok(_) => {}
+                Err(error) => tracing::debug!("a process that shares {what} does not answer: {error}"),
+            }
+        }
+        let Some(members) = answer else {
+            let slots: Vec<String> =
+                (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();
+            let reason = format!(
+                "none of the processes that have slots of it ({}) answers within {} ms; are they stopped?",
+                slots.join(", "),
+                ANSWER.as_millis()
+            );
+            return Err(Error::sharing(what, reason));
+        };
+        let Members { table, common, descriptors, mailboxes } = members;
+        let shared = |fds: Vec<OwnedFd>| fds.into_iter().map(Arc::new).collect();
+        let (common, descriptors) = (shared(common), shared(descriptors));
+        let mut parts = Parts { common, descriptors, mailboxes: Vec::new() };
+        parts.mailboxes.resize_with(SLOTS, || None);
+        for (slot, mailbox) in mailboxes {
+            // One whose process has ended since is nobody's.
+            if self.alive >> slot & 1 == 1 {
+                parts.mailboxes[slot] = Some(mailbox.into());
+            }
+        }
+        Ok((table, parts))
+    }
+
+    /// Tells every member of the new slots, and waits until those that are not stopped have heard it.
+    fn tell(&self, own: &[Own], parts: &Parts, what: &str) {
+        let mut waiting = Vec::new();
+        for (slot, connection) in &self.connections {
+            match send_joined(connection, own, parts) {
+                Ok(()) => waiting.push((*slot, connection)),
+                Err(error) => warn!("the process in slot {slot} of {what} is not told of this one: {error}"),
+            }
+        }
+        let deadline = Instant::now() + ANSWER;
+        for (slot, connection) in waiting {
+            match answer(connection, deadline) {
+                Ok(message) if message.bytes == [HEARD] => {}
+                _ => warn!("the process in slot {slot} of {what} does not answer; is it stopped?"),
+            }
+        }
+    }
+}
+
+/// What the member at the other end of a connection knows.
+fn ask(connection: &OwnedFd) -> io::Result<Members> {
+    message::send(connection, &[&[HELLO]], &[])?;
+    Members::read(answer(connection, Instant::now() + ANSWER)?)
+}
+
+fn answer(connection: &OwnedFd, deadline: Instant) -> io::Result<Message> {
+    let gone = || io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended");
+    loop {
+        match message::receive(connection, &mut [0; ROOM]) {
+            Ok(message) => return message.ok_or_else(gone),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match poll(&mut [PollFd::new(connection, PollFlags::IN)], Some(&timespec(left))) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+impl Members {
+    /// Says what a group has.
+    pub(super) fn send(connection: &OwnedFd, group: &Group, own: &[Own]) -> io::Result<()> {
+        let parts = group.parts();
+        let mut descriptors = vec![group.table.file()];
+        descriptors.extend(parts.common.iter().map(|fd| fd.as_fd()));
+        descriptors.extend(parts.descriptors.iter().map(|fd| fd.as_fd()));
+        let mut mask = 0u64;
+        for slot in 0..SLOTS {
+            let mine = own.iter().find(|own| own.slot == slot).map(|own| own.mailbox_of_others.as_fd());
+            if let Some(mailbox) = mine.or(parts.mailbox(slot)) {
+                mask |= 1 << slot;
+                descriptors.push(mailbox);
+            }
+        }
+        let counts = [parts.common.len() as u8, parts.descriptors.len() as u8];
+        message::send(connection, &[&[MEMBERS], &counts, &mask.to_ne_bytes()], &descriptors)
+    }
+
+    pub(super) fn read(message: Message) -> io::Result<Members> {
+        let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let [MEMBERS, common, descriptors, mask @ ..] = &message.bytes[..] else {
+            return Err(invalid("it says something else"));
+        };
+        let mask = u64::from_ne_bytes(mask.try_into().map_err(|_| invalid("it says less"))?);
+        let (common, count) = (usize::from(*common), usize::from(*descriptors));
+        if message.descriptors.len() != 1 + common + count + mask.count_ones() as usize || count > SLOTS {
+            return Err(invalid("its descriptors are not those that it names"));
+        }
+        let mut all = message.descriptors.into_iter();
+        let table = all.next().ok_or_else(|| invalid("it has no table"))?;
+        let table = Table::open(table).map_err(|error| invalid(&format!("its table: {error:?}")))?;
+        Ok(Members {
+            table,
+            common: all.by_ref().take(common).collect(),
+            descriptors: all.by_ref().take(count).collect(),
+            mailboxes: (0..SLOTS).filter(|slot| mask >> slot & 1 == 1).zip(all).collect(),
+        })
+    }
+}
+
+fn send_joined(connection: &OwnedFd, own: &[Own], parts: &Parts) -> io::Result<()> {
+    let mut mask = 0u64;
+    let mut descriptors: Vec<BorrowedFd<'_>> = Vec::new();
+    for own in own {
+        mask |= 1 << own.slot;
+        descriptors.push(parts.descriptors[own.slot].as_fd());
+        descriptors.push(own.mailbox_of_others.as_fd());
+    }
+    let count = [parts.descriptors.len() as u8];
+    message::send(connection, &[&[JOINED], &count, &mask.to_ne_bytes()], &descriptors)
+}
+
+impl Joined {
+    pub(super) fn read(message: Message) -> Option<Joined> {
+        let [JOINED, count, mask @ ..] = &message.bytes[..] else { return None };
+        let (count, mask) = (usize::from(*count), u64::from_ne_bytes(mask.try_into().ok()?));
+        if count > SLOTS || message.descriptors.len() != 2 * mask.count_ones() as usize {
+            return None;
+        }
+        let mut all = message.descriptors.into_iter();
+        let slots = (0..SLOTS).filter(|slot| mask >> slot & 1 == 1);
+        let slots = slots.filter_map(|slot| Some((slot, all.next()?, all.next()?))).collect();
+        Some(Joined { count, slots })
+    }
+}
+
+fn unusable(what: &str, error: SealedError) -> Error {
+    Error::sharing(what, format!("memory to share: {error:?}"))
+}

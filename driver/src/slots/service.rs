@@ -1,0 +1,374 @@
+//! The thread of a member: it answers newcomers, takes mail and notices who is gone, also while its program does not poll.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use tracing::{debug, warn};
+
+use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, ROOM};
+use super::message::{self, Message};
+use super::name::{Found, Lock};
+use super::{Group, MAIL_LEN_MAX, Mail, Resource, SLOTS, locked};
+use crate::waker::timespec;
+
+/// Connections at once; more wait in a name's backlog.
+const CONNECTIONS_MAX: usize = 32;
+/// How long a connection may be silent.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Messages from one place at a time, so that none keeps the others waiting.
+const MESSAGES_MAX: usize = 64;
+/// How soon it is tried again what others keep from being done.
+const RETRY: Duration = Duration::from_millis(5);
+/// How often members are looked for whose mailbox is not known: they were stopped when this one came.
+const SEARCH: Duration = Duration::from_secs(1);
+const STACK: usize = 256 << 10;
+
+/// A slot of this process.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) slot: usize,
+    pub(super) listener: OwnedFd,
+    pub(super) mailbox: OwnedFd,
+    /// The end that others have; this one keeps it for newcomers.
+    pub(super) mailbox_of_others: OwnedFd,
+}
+
+pub(super) struct Service<R> {
+    group: Arc<Group>,
+    own: Vec<Own>,
+    resource: R,
+    connections: Vec<(OwnedFd, Instant)>,
+    /// Descriptors of slots without a process are to be looked after.
+    untidy: bool,
+    searched: Instant,
+    room: Vec<u8>,
+}
+
+/// Says that nobody needs to wait for the thread any more.
+struct Ending(Arc<Group>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.own.store(0, Ordering::Release);
+        *locked(&self.0.left) = u64::MAX;
+        self.0.one_left.notify_all();
+    }
+}
+
+/// What is ready.
+#[derive(Clone, Copy)]
+enum Ready {
+    Bell,
+    Listener(usize),
+    Mailbox(usize),
+    Connection(usize),
+    /// The process of this slot has ended.
+    Gone(usize),
+    Served,
+}
+
+impl<R: Resource> Service<R> {
+    /// Starts the thread, which ends with the last of the process's slots.
+    pub(super) fn start(group: Arc<Group>, own: Vec<Own>, resource: R) -> io::Result<JoinHandle<()>> {
+        let service = Service {
+            group,
+            own,
+            resource,
+            connections: Vec::new(),
+            untidy: false,
+            searched: Instant::now(),
+            room: vec![0; 1 + MAIL_LEN_MAX],
+        };
+        thread::Builder::new().name("ferroce-slots".to_owned()).stack_size(STACK).spawn(move || service.run())
+    }
+
+    fn run(mut self) {
+        // Whoever gives up a slot waits for the thread, also for one that has panicked.
+        let _end = Ending(self.group.clone());
+        while !self.own.is_empty() {
+            let ready = self.wait();
+            // Connections leave from behind, so that the places of those before them stay.
+            for ready in ready.into_iter().rev() {
+                match ready {
+                    Ready::Bell => {
+                        let _ = rustix::io::read(&self.group.bell, &mut [0u8; 8]);
+                    }
+                    Ready::Listener(index) => self.accept(index),
+                    Ready::Mailbox(index) => self.take_mail(index),
+                    Ready::Connection(index) => self.hear(index),
+                    Ready::Gone(slot) => self.lose(slot),
+                    Ready::Served => self.resource.serve(&self.group),
+                }
+            }
+            let now = Instant::now();
+            self.connections.retain(|(_, since)| now.duration_since(*since) < SILENCE);
+            self.leave();
+            if self.untidy {
+                self.tidy();
+            }
+            if now.duration_since(self.searched) >= SEARCH {
+                self.searched = now;
+                self.search();
+            }
+        }
+    }
+
+    /// Waits until something is ready.
+    fn wait(&self) -> Vec<Ready> {
+        let group = &*self.group;
+        let (ends, served) = {
+            let parts = group.parts();
+            let served = self.resource.served(&parts, group.alive()).filter(|_| self.is_first());
+            (parts.mailboxes.clone(), served)
+        };
+        let mut what = vec![Ready::Bell];
+        let mut fds = vec![PollFd::new(&group.bell, PollFlags::IN)];
+        let mut watch = |ready, fd, flags| {
+            what.push(ready);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        };
+        for (index, own) in self.own.iter().enumerate() {
+            if self.connections.len() < CONNECTIONS_MAX {
+                watch(Ready::Listener(index), own.listener.as_fd(), PollFlags::IN);
+            }
+            watch(Ready::Mailbox(index), own.mailbox.as_fd(), PollFlags::IN);
+        }
+        for (index, (connection, _)) in self.connections.iter().enumerate() {
+            watch(Ready::Connection(index), connection.as_fd(), PollFlags::IN);
+        }
+        if let Some((served, flags)) = &served {
+            watch(Ready::Served, served.as_fd(), *flags);
+        }
+        for (slot, end) in ends.iter().enumerate() {
+            if let Some(end) = end {
+                // That the other end is closed is told without being asked for.
+                watch(Ready::Gone(slot), end.as_fd(), PollFlags::empty());
+            }
+        }
+        let timeout = match (self.untidy, self.connections.is_empty() && !self.is_searching()) {
+            (true, _) => Some(RETRY),
+            (false, false) => Some(SEARCH),
+            (false, true) => None,
+        };
+        match poll(&mut fds, timeout.map(timespec).as_ref()) {
+            Ok(_) => {
+                what.into_iter().zip(fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(r, _)| r).collect()
+            }
+            Err(Errno::INTR) => Vec::new(),
+            Err(error) => {
+                warn!("waiting for what comes to {}: {error}", group.what);
+                thread::sleep(RETRY);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Whether this process has the lowest of all slots, and so does what one has to do.
+    fn is_first(&self) -> bool {
+        let lowest = self.group.alive().trailing_zeros() as usize;
+        self.own.iter().any(|own| own.slot == lowest)
+    }
+
+    fn accept(&mut self, index: usize) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while self.connections.len() < CONNECTIONS_MAX
+            && let Ok(connection) = accept_with(&self.own[index].listener, flags)
+        {
+            let connection = UnixStream::from(connection);
+            if self.group.name.admits(&connection) {
+                self.connections.push((connection.into(), Instant::now()));
+            } else {
+                debug!("somebody of another user asked for {}", self.group.what);
+            }
+        }
+    }
+
+    /// Takes what is said on a connection.
+    fn hear(&mut self, index: usize) {
+        let (connection, since) = &mut self.connections[index];
+        *since = Instant::now();
+        let said = match message::receive(&*connection, &mut [0; ROOM]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            said => said,
+        };
+        let done = match said {
+            Ok(Some(message)) => self.answer(index, message),
+            Ok(None) => Ok(false),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(true) => {}
+            Ok(false) => drop(self.connections.remove(index)),
+            Err(error) => {
+                debug!("a connection of {} is closed: {error}", self.group.what);
+                self.connections.remove(index);
+            }
+        }
+    }
+
+    /// Returns whether the connection goes on.
+    fn answer(&mut self, index: usize, message: Message) -> io::Result<bool> {
+        let connection = &self.connections[index].0;
+        match message.bytes.first() {
+            Some(&HELLO) => {
+                Members::send(connection, &self.group, &self.own)?;
+                Ok(true)
+            }
+            Some(&JOINED) => {
+                let joined = Joined::read(message).ok_or(io::ErrorKind::InvalidData)?;
+                message::send(connection, &[&[HEARD]], &[])?;
+                self.take_in(joined);
+                Ok(true)
+            }
+            Some(&MEMBERS) => {
+                self.learn(Members::read(message)?);
+                Ok(false)
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// A process has come.
+    fn take_in(&mut self, joined: Joined) {
+        let group = self.group.clone();
+        let mut parts = group.parts();
+        let mut alive = group.alive();
+        for (slot, descriptor, mailbox) in joined.slots {
+            if self.own.iter().any(|own| own.slot == slot) {
+                continue;
+            }
+            debug!("another process has slot {slot} of {}", group.what);
+            alive |= 1 << slot;
+            if slot == parts.descriptors.len() {
+                parts.descriptors.push(descriptor.into());
+            }
+            parts.mailboxes[slot] = Some(mailbox.into());
+        }
+        group.set_alive(alive);
+        // This process was stopped while others came. What it lacks must be had before what comes behind it.
+        let lacks_some = parts.descriptors.len() < joined.count;
+        self.resource.changed(&parts, alive);
+        drop(parts);
+        if lacks_some {
+            self.search();
+        }
+    }
+
+    /// Another member has said what it knows.
+    fn learn(&mut self, members: Members) {
+        let mut parts = self.group.parts();
+        let known = parts.descriptors.len();
+        parts.descriptors.extend(members.descriptors.into_iter().skip(known).map(Into::into));
+        for (slot, mailbox) in members.mailboxes {
+            let is_own = self.own.iter().any(|own| own.slot == slot);
+            if !is_own && parts.mailboxes[slot].is_none() {
+                parts.mailboxes[slot] = Some(mailbox.into());
+                self.group.set_alive(self.group.alive() | 1 << slot);
+            }
+        }
+    }
+
+    /// Whether something is known to be unknown.
+    fn is_searching(&self) -> bool {
+        let parts = self.group.parts();
+        let known =
+            |slot: usize| parts.mailboxes[slot].is_some() || self.own.iter().any(|own| own.slot == slot);
+        let alive = self.group.alive();
+        parts.descriptors.len() < self.group.table.descriptors()
+            || (0..SLOTS).any(|slot| alive >> slot & 1 == 1 && !known(slot))
+    }
+
+    /// Asks those of whom something is not known, and others for what they know.
+    fn search(&mut self) {
+        if !self.is_searching() {
+            return;
+        }
+        for slot in 0..SLOTS {
+            if self.own.iter().any(|own| own.slot == slot) || self.connections.len() >= CONNECTIONS_MAX {
+                continue;
+            }
+            match self.group.name.connect(&slot.to_string()) {
+                Ok(Found::Process(connection)) => {
+                    if message::send(&connection, &[&[HELLO]], &[]).is_ok() {
+                        self.connections.push((connection, Instant::now()));
+                    }
+                }
+                Ok(Found::Nobody) if self.group.alive() >> slot & 1 == 1 => self.lose(slot),
+                _ => {}
+            }
+        }
+    }
+
+    /// The process of a slot has ended.
+    fn lose(&mut self, slot: usize) {
+        let mut parts = self.group.parts();
+        parts.mailboxes[slot] = None;
+        self.group.set_alive(self.group.alive() & !(1 << slot));
+        self.untidy = true;
+        debug!("the process in slot {slot} of {} has ended", self.group.what);
+    }
+
+    fn take_mail(&mut self, index: usize) {
+        let own = &self.own[index];
+        let inbox = &self.group.inboxes[own.slot];
+        for _ in 0..MESSAGES_MAX {
+            match message::receive(&own.mailbox, &mut self.room) {
+                Ok(Some(Message { mut bytes, descriptors })) => {
+                    let kind = bytes.remove(0);
+                    if !inbox.put(Mail { kind, bytes, descriptors }) {
+                        self.group.undelivered.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                // This process has the other end too, so it is never closed.
+                Ok(None) => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => debug!("mail for slot {} of {}: {error}", own.slot, self.group.what),
+            }
+        }
+    }
+
+    /// Gives up the slots that are to be.
+    fn leave(&mut self) {
+        let leaving = self.group.leaving.swap(0, Ordering::AcqRel);
+        if leaving == 0 {
+            return;
+        }
+        self.own.retain(|own| leaving >> own.slot & 1 == 0);
+        self.group.own.fetch_and(!leaving, Ordering::AcqRel);
+        let alive = self.group.alive() & !leaving;
+        self.group.set_alive(alive);
+        self.untidy = alive != 0;
+        *locked(&self.group.left) |= leaving;
+        self.group.one_left.notify_all();
+    }
+
+    /// Looks after what processes that have ended have left, if this one has the lowest slot: the others would do the same.
+    fn tidy(&mut self) {
+        if !self.is_first() {
+            self.untidy = false;
+            return;
+        }
+        // A newcomer changes the group, and may well be about to take such a slot.
+        let Ok(Some(_lock)) = Lock::try_take(&self.group.name) else { return };
+        self.untidy = false;
+        let parts = self.group.parts();
+        let alive = self.group.alive();
+        for (slot, descriptor) in parts.descriptors.iter().enumerate() {
+            if alive >> slot & 1 == 0
+                && matches!(self.group.name.connect(&slot.to_string()), Ok(Found::Nobody))
+            {
+                self.resource.retire(descriptor.as_fd());
+                self.group.table.clear(slot);
+            }
+        }
+        self.resource.changed(&parts, alive);
+    }
+}

@@ -1,0 +1,169 @@
+//! Which of the processes has which service: memory that all of them map. It is changed under the lock alone. A process that
+//! ends leaves its entries behind, which count no more and are cleared by another one.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::SLOTS;
+use crate::sealed::{SealedError, SealedMemory};
+
+/// Services that a group has at once.
+pub(super) const SERVICES_MAX: usize = 4096;
+const HEADER: usize = 64;
+const ENTRY: usize = 16;
+const LENGTH: usize = HEADER + SERVICES_MAX * ENTRY;
+/// Words of the header: how many descriptors the group has for its slots, and how many entries were ever used.
+const DESCRIPTORS: usize = 0;
+const USED: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct Table(SealedMemory);
+
+/// What came of listening.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listened {
+    Done,
+    /// Somebody else has the service.
+    Taken(usize),
+    Full,
+}
+
+impl Table {
+    pub(super) fn create() -> Result<Table, SealedError> {
+        Ok(Table(SealedMemory::create("ferroce-slots", LENGTH)?))
+    }
+
+    pub(super) fn open(file: OwnedFd) -> Result<Table, SealedError> {
+        Ok(Table(SealedMemory::open(file, LENGTH..=LENGTH)?))
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.0.file()
+    }
+
+    /// How many slots have had a process yet.
+    pub(super) fn descriptors(&self) -> usize {
+        (self.0.word(DESCRIPTORS).load(Ordering::Acquire) as usize).min(SLOTS)
+    }
+
+    pub(super) fn set_descriptors(&self, count: usize) {
+        self.0.word(DESCRIPTORS).store(count as u64, Ordering::Release);
+    }
+
+    /// The service is that of `slot` from now on. `alive` are the slots that have processes.
+    pub(super) fn listen(&self, service: u64, slot: usize, alive: u64) -> Listened {
+        match self.find(service, alive) {
+            Some(other) if other != slot => return Listened::Taken(other),
+            Some(_) => return Listened::Done,
+            None => {}
+        }
+        let used = self.used();
+        let is_free = |index: &usize| self.owner(*index, alive).is_none();
+        let Some(index) = (0..used).find(is_free).or(Some(used).filter(|used| *used < SERVICES_MAX)) else {
+            return Listened::Full;
+        };
+        let [named, owner] = self.entry(index);
+        owner.store(0, Ordering::Release);
+        named.store(service, Ordering::Release);
+        owner.store(slot as u64 + 1, Ordering::Release);
+        if index == used {
+            self.0.word(USED).store(used as u64 + 1, Ordering::Release);
+        }
+        Listened::Done
+    }
+
+    pub(super) fn unlisten(&self, service: u64, slot: usize) {
+        self.clear_where(|named, owner| named == service && owner == slot);
+    }
+
+    /// Forgets all that `slot` had.
+    pub(super) fn clear(&self, slot: usize) {
+        self.clear_where(|_, owner| owner == slot);
+    }
+
+    fn clear_where(&self, is_meant: impl Fn(u64, usize) -> bool) {
+        for index in 0..self.used() {
+            let [named, owner] = self.entry(index);
+            let slot = owner.load(Ordering::Acquire).wrapping_sub(1);
+            if slot < SLOTS as u64 && is_meant(named.load(Ordering::Acquire), slot as usize) {
+                owner.store(0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whose the service is.
+    pub(super) fn find(&self, service: u64, alive: u64) -> Option<usize> {
+        let is_it = |index: &usize| self.entry(*index)[0].load(Ordering::Acquire) == service;
+        (0..self.used()).filter(is_it).find_map(|index| self.owner(index, alive))
+    }
+
+    /// The lowest slot that has any service.
+    pub(super) fn first_with_any(&self, alive: u64) -> Option<usize> {
+        (0..self.used()).filter_map(|index| self.owner(index, alive)).min()
+    }
+
+    fn used(&self) -> usize {
+        (self.0.word(USED).load(Ordering::Acquire) as usize).min(SERVICES_MAX)
+    }
+
+    /// The slot of an entry, if it has a process.
+    fn owner(&self, index: usize, alive: u64) -> Option<usize> {
+        let slot = self.entry(index)[1].load(Ordering::Acquire).checked_sub(1)?;
+        (slot < SLOTS as u64 && alive >> slot & 1 == 1).then_some(slot as usize)
+    }
+
+    /// The words of an entry: the service, and its slot plus one.
+    fn entry(&self, index: usize) -> [&AtomicU64; 2] {
+        [0, 8].map(|at| self.0.word(HEADER + index * ENTRY + at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_is_one_slots_while_it_is_alive() {
+        let table = Table::create().unwrap();
+        let other = Table::open(table.file().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(table.listen(7, 3, 0b1001), Listened::Done);
+        assert_eq!(other.listen(7, 0, 0b1001), Listened::Taken(3));
+        assert_eq!(other.listen(7, 3, 0b1001), Listened::Done, "again");
+        assert_eq!(other.listen(8, 0, 0b1001), Listened::Done);
+        assert_eq!((table.find(7, 0b1001), table.find(8, 0b1001)), (Some(3), Some(0)));
+        assert_eq!((table.find(9, 0b1001), table.first_with_any(0b1001)), (None, Some(0)));
+        // Slot 3 ends, and its entry is used again.
+        assert_eq!((table.find(7, 1), table.listen(7, 0, 1)), (None, Listened::Done));
+        assert_eq!(table.used(), 2);
+        other.unlisten(7, 3);
+        assert_eq!(table.find(7, 1), Some(0), "not by another slot");
+        other.unlisten(7, 0);
+        assert_eq!(table.find(7, 1), None);
+        table.clear(0);
+        assert_eq!(table.first_with_any(1), None);
+    }
+
+    #[test]
+    fn a_full_table_says_so() {
+        let table = Table::create().unwrap();
+        for service in 0..SERVICES_MAX as u64 {
+            assert_eq!(table.listen(service, 0, 1), Listened::Done);
+        }
+        assert_eq!(table.listen(1 << 40, 0, 1), Listened::Full);
+        table.unlisten(17, 0);
+        assert_eq!(table.listen(1 << 40, 0, 1), Listened::Done);
+    }
+
+    /// Another process may write what it likes.
+    #[test]
+    fn what_stands_there_is_checked() {
+        let table = Table::create().unwrap();
+        for offset in (0..LENGTH).step_by(8) {
+            table.0.word(offset).store(u64::MAX, Ordering::Relaxed);
+        }
+        assert_eq!((table.descriptors(), table.used()), (SLOTS, SERVICES_MAX));
+        assert_eq!((table.find(u64::MAX, u64::MAX), table.first_with_any(u64::MAX)), (None, None));
+        table.clear(63);
+        assert_eq!(table.listen(5, 1, u64::MAX), Listened::Done);
+    }
+}

@@ -1,0 +1,101 @@
+//! Whose a MAD is that has come to an address which several processes share.
+//!
+//! QP1 is one for the address. An answer names the communication id of who asked, whose low bits are its slot; a request names
+//! the service that is asked for (IBA 12.6, docs/protocol.md §2).
+
+use crate::slots::SLOTS;
+
+/// `(rest, divisor)` of the communication ids of a slot.
+pub(super) fn comm_ids(slot: usize) -> (u32, u32) {
+    (slot as u32, SLOTS as u32)
+}
+
+/// Whom a MAD is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recipient {
+    /// The process that drew the communication id.
+    Slot(usize),
+    /// Whoever has the service.
+    Service(u64),
+    /// Whoever knows the exchange by the peer's id: the peer does not know ours.
+    Anybody,
+    /// It is no message of the connection manager.
+    Unknown,
+}
+
+/// The BTH, the DETH.
+const MAD: usize = 12 + 8;
+/// A MAD's header.
+const BODY: usize = MAD + 24;
+
+/// Of a packet for QP1, from its BTH on.
+pub(super) fn recipient(packet: &[u8]) -> Recipient {
+    let number =
+        |at: usize| packet.get(at..).and_then(|rest| rest.first_chunk()).map(|n| u32::from_be_bytes(*n));
+    let service =
+        || packet.get(BODY + 8..).and_then(|rest| rest.first_chunk()).map(|n| u64::from_be_bytes(*n));
+    let attribute =
+        packet.get(MAD + 16..).and_then(|rest| rest.first_chunk()).map(|n| u16::from_be_bytes(*n));
+    let found = match attribute {
+        Some(REQ | SIDR_REQ) => service().map(Recipient::Service),
+        Some(SIDR_REP) => number(BODY).map(of_comm_id),
+        // All of these have the sender's id first and the receiver's behind it.
+        Some(MRA..=DREP | LAP | APR) => number(BODY + 4).map(of_comm_id),
+        _ => None,
+    };
+    found.unwrap_or(Recipient::Unknown)
+}
+
+/// Who sent the request that a packet begins with, from its BTH on.
+pub(super) fn sender(packet: &[u8]) -> Option<usize> {
+    let is_mad = packet.get(5..8)? == [0, 0, 1];
+    let comm_id = u32::from_be_bytes(*packet.get(BODY..)?.first_chunk()?);
+    is_mad.then_some((comm_id % SLOTS as u32) as usize)
+}
+
+fn of_comm_id(id: u32) -> Recipient {
+    if id == 0 { Recipient::Anybody } else { Recipient::Slot((id % SLOTS as u32) as usize) }
+}
+
+const REQ: u16 = 0x10;
+const MRA: u16 = 0x11;
+const DREP: u16 = 0x16;
+const SIDR_REQ: u16 = 0x17;
+const SIDR_REP: u16 = 0x18;
+const LAP: u16 = 0x19;
+const APR: u16 = 0x1a;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mad(attribute: u16, body: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0; BODY];
+        packet[7] = 1;
+        packet[MAD + 16..MAD + 18].copy_from_slice(&attribute.to_be_bytes());
+        packet.extend(body);
+        packet
+    }
+
+    #[test]
+    fn requests_are_of_their_service_and_answers_of_who_asked() {
+        let service = 0x0000_0000_0106_1234u64;
+        let ids = [[0, 0, 0, 65], [0x80, 0, 1, 130]].concat();
+        let asked = [&ids[..], &service.to_be_bytes()].concat();
+        for attribute in [REQ, SIDR_REQ] {
+            assert_eq!(recipient(&mad(attribute, &asked)), Recipient::Service(service));
+        }
+        for attribute in (MRA..=DREP).chain([LAP, APR]) {
+            assert_eq!(recipient(&mad(attribute, &asked)), Recipient::Slot(2));
+        }
+        assert_eq!(recipient(&mad(SIDR_REP, &asked)), Recipient::Slot(1));
+        assert_eq!(recipient(&mad(0x12, &[0, 0, 0, 65, 0, 0, 0, 0])), Recipient::Anybody);
+        assert_eq!(sender(&mad(REQ, &asked)), Some(1));
+        for (attribute, body) in
+            [(REQ, &asked[..15]), (0x13, &asked[..7]), (SIDR_REP, &asked[..3]), (0x1b, &asked)]
+        {
+            assert_eq!(recipient(&mad(attribute, body)), Recipient::Unknown);
+        }
+        assert_eq!((recipient(&[]), sender(&[]), sender(&[0; 48])), (Recipient::Unknown, None, None));
+    }
+}

@@ -1,0 +1,259 @@
+//! Which socket of an address gets a packet.
+//!
+//! All sockets on an address are one group of the kernel's (SO_REUSEPORT), in which a program of ours, which needs no privilege,
+//! chooses by the destination's queue pair number. Place 0 is the socket of QP1, the places behind it are slots ([`slots`]).
+//! While there is one process it gets everything, QP1 included, by one socket.
+//!
+//! What the kernel puts together (UDP GRO), and what a sender in the same host has sent at once, goes to one socket, that of the
+//! first packet. So there is none of the former while there are several processes, and senders keep packets to odd queue pair
+//! numbers apart. All even numbers are those of slot 0.
+//!
+//! [`slots`]: crate::slots
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use tracing::{info, warn};
+
+use super::mad::{self, Recipient};
+use super::receive::Receiver;
+use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
+use crate::holder::sockets_on;
+use crate::slots::{Group, Parts, Resource, SLOTS};
+use crate::{Error, Refusal, Stats};
+
+/// Set in the number of each queue pair whose context may be one of several on its address, and in no
+/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
+pub(super) const SHARED: u32 = 1;
+/// Odd and even numbers of each slot.
+const NUMBERS: u32 = 2 * SLOTS as u32;
+/// Where the socket of QP1 is in the kernel's group.
+const QP1_PLACE: u32 = 0;
+
+/// `(rest, divisor)` of the queue pair numbers of a slot.
+pub(super) fn qpns(slot: usize) -> (u32, u32) {
+    if slot == 0 { (0, 2) } else { (2 * slot as u32 + SHARED, NUMBERS) }
+}
+
+/// The slot that has the queue pair.
+pub(super) fn slot_of(qpn: u32) -> usize {
+    if qpn & SHARED == 0 { 0 } else { (qpn % NUMBERS >> 1) as usize }
+}
+
+/// What comes by mail: a packet for this slot, and word of one that it has sent.
+pub(super) const PACKET: u8 = b'P';
+pub(super) const REFUSED: u8 = b'R';
+
+/// The sockets of an address.
+pub(super) struct Sockets {
+    config: UdpConfig,
+    place: LocalAddress,
+    /// For what comes to QP1 while there are several processes.
+    receiver: Receiver,
+    stats: Stats,
+    /// The sockets there are, to tell whether somebody else has some.
+    count: usize,
+    was_shared: bool,
+}
+
+/// Datagrams of QP1 that are taken at a time.
+const MADS_MAX: usize = 256;
+/// A process that has just ended may hold the address for a moment longer than its name.
+const CLAIM_PATIENCE: Duration = Duration::from_millis(50);
+
+impl Sockets {
+    pub(super) fn new(config: UdpConfig, place: LocalAddress) -> io::Result<Sockets> {
+        let receiver = Receiver::new()?;
+        Ok(Sockets { config, place, receiver, stats: Stats::default(), count: 0, was_shared: false })
+    }
+
+    fn os(&self, what: &'static str) -> impl Fn(io::Error) -> Error {
+        let place = self.place.clone();
+        move |source| os_error(what, &place, source)
+    }
+
+    /// Nobody else may have a socket there: it would have a place in the kernel's group.
+    fn check_places(&self) -> Result<(), Error> {
+        let mut all = sockets_on(self.config.address, &self.place.interface)?;
+        all.retain(|socket| socket.address == self.config.address);
+        if all.len() <= self.count {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} sockets are on its port 4791 and {} of them are ferroce's, so the kernel's order is not known; stop the \
+             program that has the others (`ss -lunp sport = 4791`)",
+            all.len(),
+            self.count
+        );
+        Err(Error::Sharing { what: format!("{}", self.config.address), reason })
+    }
+}
+
+impl Resource for Sockets {
+    fn found(&mut self) -> Result<Vec<OwnedFd>, Error> {
+        let deadline = Instant::now() + CLAIM_PATIENCE;
+        let qp1 = loop {
+            match socket::claim(&self.config, &self.place) {
+                Err(Error::PortInUse { .. }) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                claimed => break claimed?,
+            }
+        };
+        refusal::listen(&qp1, self.config.address).map_err(self.os("setting up the UDP socket"))?;
+        Ok(vec![qp1])
+    }
+
+    fn add(&mut self, parts: &Parts) -> Result<OwnedFd, Error> {
+        let added = socket::join(&self.config, &self.place)?;
+        refusal::listen(&added, self.config.address).map_err(self.os("setting up the UDP socket"))?;
+        self.count = parts.common.len() + parts.descriptors.len() + 1;
+        self.check_places()?;
+        Ok(added)
+    }
+
+    fn renew(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
+        socket::discard(socket);
+        socket::hear(socket, true).map_err(self.os("taking over a UDP socket"))
+    }
+
+    /// Peers go on sending for a while to a process that has ended, and nobody reads what comes.
+    fn retire(&mut self, socket: BorrowedFd<'_>) {
+        if let Err(error) = socket::hear(socket, false) {
+            warn!("packets to a process on {} that has ended pile up: {error}", self.config.address);
+        }
+        socket::discard(socket);
+    }
+
+    fn changed(&mut self, parts: &Parts, alive: u64) {
+        let is_shared = alive.count_ones() > 1;
+        let Some(first) = parts.descriptors.first() else { return };
+        let alone = (!is_shared).then(|| alive.trailing_zeros() as usize);
+        // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group.
+        let aggregation = self.config.aggregation && !is_shared;
+        let all = parts.common.iter().chain(&parts.descriptors);
+        let set = all.map(|socket| socket::set_aggregation(socket.as_fd(), aggregation));
+        let steered = set.collect::<io::Result<()>>().and_then(|()| steer(first.as_fd(), alone));
+        if let Err(error) = steered {
+            warn!("choosing sockets on {} by queue pair number: {error}", self.config.address);
+        }
+        if is_shared != self.was_shared {
+            self.was_shared = is_shared;
+            let address = self.config.address;
+            match (is_shared, self.config.aggregation) {
+                (true, true) => info!("{address} is shared by several processes now: no aggregation"),
+                (true, false) => info!("{address} is shared by several processes now"),
+                (false, true) => info!("{address} is this process's alone now: aggregation"),
+                (false, false) => info!("{address} is this process's alone now"),
+            }
+        }
+    }
+
+    fn served(&self, parts: &Parts, alive: u64) -> Option<(Arc<OwnedFd>, PollFlags)> {
+        let packets = if alive.count_ones() > 1 { PollFlags::IN } else { PollFlags::empty() };
+        // Word of packets that came back is told without being asked for.
+        Some((parts.common.first()?.clone(), packets))
+    }
+
+    fn serve(&mut self, group: &Group) {
+        let Some(qp1) = group.parts().common.first().cloned() else { return };
+        hand_on_refusals(qp1.as_fd(), group, None, |_| {});
+        let own = self.config.address;
+        let len = header::len(own);
+        let mut taken = 0;
+        while taken < MADS_MAX {
+            let mut deliver = |packet: &[u8]| {
+                packet.get(len..).map(|datagram| post_mad(group, datagram, packet));
+            };
+            match self.receiver.receive(qp1.as_fd(), own, &mut deliver, &mut self.stats) {
+                Ok(count) => taken += count.max(1),
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+/// Hands a packet for QP1 to whom it is for.
+pub(super) fn post_mad(group: &Group, datagram: &[u8], packet: &[u8]) {
+    let first = || Some(group.alive().trailing_zeros() as usize);
+    let to = match mad::recipient(datagram) {
+        Recipient::Slot(slot) => Some(slot),
+        // Nobody has it: somebody with a connection manager says so.
+        Recipient::Service(service) => {
+            group.find(service).or_else(|| group.first_with_services()).or_else(first)
+        }
+        Recipient::Unknown => first(),
+        Recipient::Anybody => None,
+    };
+    match to {
+        Some(slot) => {
+            group.post_or_count(slot, PACKET, packet);
+        }
+        None => {
+            let alive = group.alive();
+            (0..SLOTS).filter(|slot| alive >> slot & 1 == 1).for_each(|slot| {
+                group.post_or_count(slot, PACKET, packet);
+            });
+        }
+    }
+}
+
+/// Takes the kernel's words from a socket, and gives `keep` those for slot `own`; others go to who sent the packet. Returns
+/// whether ICMP messages came.
+pub(super) fn hand_on_refusals(
+    socket: BorrowedFd<'_>,
+    group: &Group,
+    own: Option<usize>,
+    mut keep: impl FnMut(Refusal),
+) -> bool {
+    let mut any = false;
+    for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
+        any |= word.came;
+        let Some(refusal) = word.refusal else { continue };
+        match mad::sender(&refusal.quoted) {
+            Some(slot) if Some(slot) != own => {
+                group.post_or_count(slot, REFUSED, &refusal.to_bytes());
+            }
+            // Of other packets nobody can tell whose they are.
+            _ => keep(refusal),
+        }
+    }
+    any
+}
+
+/// Words that are taken from a socket at once: anybody can send ICMP messages, and a poll must end.
+const WORDS_MAX: usize = 256;
+
+/// Has the kernel choose among the sockets that share an address with this one; the slot that is `alone` has everything.
+fn steer(socket: BorrowedFd<'_>, alone: Option<usize>) -> io::Result<()> {
+    /// Bytes 4 to 7 of the BTH: one reserved, three of the queue pair's number.
+    const DEST_QPN: u32 = 4;
+    const A: u32 = 0x10;
+    let step = |code: u32, k, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let run = |code, k| step(code, k, 0, 0);
+    let everything = [run(libc::BPF_RET | libc::BPF_K, alone.map_or(0, place_of))];
+    // It sees packets from behind the UDP header. One that is too short goes to place 0.
+    let by_qpn = [
+        run(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, DEST_QPN),
+        run(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x00ff_ffff),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0, 1),
+        run(libc::BPF_RET | libc::BPF_K, QP1_PLACE),
+        step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, SHARED, 1, 0),
+        run(libc::BPF_RET | libc::BPF_K, place_of(0)),
+        run(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, NUMBERS - 1),
+        run(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 1),
+        run(libc::BPF_ALU | libc::BPF_ADD | libc::BPF_K, place_of(0)),
+        run(libc::BPF_RET | A, 0),
+    ];
+    let program = if alone.is_some() { &everything[..] } else { &by_qpn[..] };
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    socket::set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+/// The place of a slot's socket.
+fn place_of(slot: usize) -> u32 {
+    QP1_PLACE + 1 + slot as u32
+}
