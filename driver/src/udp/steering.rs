@@ -40,7 +40,7 @@ pub(super) fn qpns(slot: usize) -> (u32, u32) {
 
 /// The slot that has the queue pair.
 pub(super) fn slot_of(qpn: u32) -> usize {
-    if qpn & SHARED == 0 { 0 } else { (qpn % NUMBERS >> 1) as usize }
+    if qpn & SHARED == 0 { 0 } else { ((qpn % NUMBERS) >> 1) as usize }
 }
 
 /// What comes by mail: a packet for this slot, and word of one that it has sent.
@@ -166,7 +166,7 @@ impl Resource for Sockets {
         let mut taken = 0;
         while taken < MADS_MAX {
             let mut deliver = |packet: &[u8]| {
-                packet.get(len..).map(|datagram| post_mad(group, datagram, packet));
+                if let Some(datagram) = packet.get(len..) { post_mad(group, datagram, packet) }
             };
             match self.receiver.receive(qp1.as_fd(), own, &mut deliver, &mut self.stats) {
                 Ok(count) => taken += count.max(1),

@@ -260,7 +260,7 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
 fn expect_dealt(group: &mut [Udp], peer: &mut Udp, shape: Shape) {
     let count = group.len();
     // Numbers of slot 0 and of those behind it.
-    let slot_of = |qpn: u32| if qpn % 2 == 0 { 0 } else { (qpn % 128 / 2) as usize };
+    let slot_of = |qpn: u32| if qpn.is_multiple_of(2) { 0 } else { (qpn % 128 / 2) as usize };
     let qpns = (0..4000u32).map(|n| (n * 0x9e3b) & 0x00ff_ffff);
     let qpns: Vec<u32> = qpns.filter(|qpn| *qpn > 1 && slot_of(*qpn) < count).take(400).collect();
     let packets: Vec<_> =
