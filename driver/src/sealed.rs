@@ -99,7 +99,10 @@ impl SealedMemory {
     /// If they are not inside the memory, or not aligned.
     #[inline]
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.length && self.length - offset >= 8, "no word at {offset}");
+        assert!(
+            offset.is_multiple_of(8) && offset < self.length && self.length - offset >= 8,
+            "no word at {offset}"
+        );
         // SAFETY: aligned, for the mapping begins at a page; inside the mapping, which lives as long as `self`; any bytes are a
         // valid value.
         unsafe { self.base.add(offset).cast().as_ref() }

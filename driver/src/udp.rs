@@ -150,6 +150,8 @@ pub struct Udp {
     unlooked: u8,
     told: Told,
     stats: Stats,
+    /// What the socket had lost before: it may have been another process's.
+    lost_before: u64,
 }
 
 impl Udp {
@@ -221,6 +223,7 @@ impl Udp {
         let terms = SocketTerms::new(PORT, receive_buffer)
             .qpns(steering::qpns(number))
             .comm_ids(mad::comm_ids(number));
+        let lost_before = socket::dropped(socket.as_fd()).unwrap_or(0);
         let doorbell = Doorbell::new().map_err(os)?;
         slot.wake(doorbell.waker());
         Ok(Udp {
@@ -245,6 +248,7 @@ impl Udp {
             unlooked: 0,
             told: Told::default(),
             stats: Stats::default(),
+            lost_before,
         })
     }
 
@@ -443,7 +447,7 @@ impl PacketDriver for Udp {
 
     fn stats(&self) -> Stats {
         // What the kernel itself had no room for; where it can't tell, nothing is known of it.
-        let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0);
+        let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0).saturating_sub(self.lost_before);
         let undelivered = self.slot.group().undelivered();
         Stats { rx_dropped: self.stats.rx_dropped + lost + undelivered, ..self.stats }
     }

@@ -296,10 +296,9 @@ impl<R: Resource> Service<R> {
                 continue;
             }
             match self.group.name.connect(&slot.to_string()) {
-                Ok(Found::Process(connection))
-                    if message::send(&connection, &[&[HELLO]], &[]).is_ok() => {
-                        self.connections.push((connection, Instant::now()));
-                    }
+                Ok(Found::Process(connection)) if message::send(&connection, &[&[HELLO]], &[]).is_ok() => {
+                    self.connections.push((connection, Instant::now()));
+                }
                 Ok(Found::Nobody) if self.group.alive() >> slot & 1 == 1 => self.lose(slot),
                 _ => {}
             }

@@ -166,7 +166,9 @@ impl Resource for Sockets {
         let mut taken = 0;
         while taken < MADS_MAX {
             let mut deliver = |packet: &[u8]| {
-                if let Some(datagram) = packet.get(len..) { post_mad(group, datagram, packet) }
+                if let Some(datagram) = packet.get(len..) {
+                    post_mad(group, datagram, packet)
+                }
             };
             match self.receiver.receive(qp1.as_fd(), own, &mut deliver, &mut self.stats) {
                 Ok(count) => taken += count.max(1),
