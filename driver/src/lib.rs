@@ -39,7 +39,7 @@
 //!
 //! Beside the drivers: [`memory`], what is registered with a context; [`rnic`], which finds cards that speak RoCE themselves, and is no
 //! driver; [`gpu`], whose memory may be registered too, and [`reduction`]; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
-//! two processes) and [`cycles`] are for benchmarks, [`heap`] for large simulations.
+//! two processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;

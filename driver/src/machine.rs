@@ -1,8 +1,14 @@
-//! The machine, as whoever reports a measurement names it.
+//! The machine, as whoever reports a measurement names it, and the state that it is in.
+
+mod line;
+mod rounds;
 
 use std::fmt;
 use std::fs;
 use std::thread;
+
+pub use line::LineTime;
+pub use rounds::{Repetitions, Rounds};
 
 /// What figures depend on besides the program.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,194 @@
+//! How long a cache line takes from one core to another.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, Builder};
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The time that a cache line takes from one core to another, one way.
+///
+/// A virtual machine can have two states in which all that two cores share takes 2 to 10 times as long in one as in the
+/// other, and flip between them within seconds. Nothing else tells them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineTime {
+    /// The two cores.
+    pub cores: [usize; 2],
+    /// Nanoseconds one way: the median over short stretches.
+    pub nanos: u32,
+}
+
+impl LineTime {
+    /// The time above which the machine is in its slow state. The two states of the machine of the measurements are 110 to 120 ns
+    /// and 550 ns; this is more than twice the one and about half of the other.
+    pub const SLOW_NANOS: u32 = 300;
+
+    /// Between the first two cores that the calling thread may use. `None` if it may use one only.
+    pub fn measure() -> Option<LineTime> {
+        LineTime::between(first_two()?)
+    }
+
+    /// Between these two cores, which takes 1 ms, or a few in the slow state. `None` if they are one, or if this process may not
+    /// use them.
+    pub fn between(cores: [usize; 2]) -> Option<LineTime> {
+        if cores[0] == cores[1] {
+            return None;
+        }
+        let nanos = median(bounce(cores)?)?;
+        Some(LineTime { cores, nanos })
+    }
+
+    /// Whether the machine is in its slow state.
+    pub fn is_slow(&self) -> bool {
+        self.nanos > LineTime::SLOW_NANOS
+    }
+}
+
+impl fmt::Display for LineTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LineTime { cores: [a, b], nanos } = self;
+        let state = if self.is_slow() { " (the slow state)" } else { "" };
+        write!(f, "a cache line goes between cores {a} and {b} in {:.2} µs{state}", f64::from(*nanos) / 1e3)
+    }
+}
+
+/// A word on lines of its own: processors fetch lines in pairs.
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// The one that answers is to end.
+const STOP: u64 = u64::MAX;
+/// Stretches that are timed. Whoever loses its core for a time slice spoils one of them.
+const STRETCHES: usize = 32;
+/// Round trips of a stretch.
+const ROUND_TRIPS: u64 = 128;
+
+/// Nanoseconds one way of each stretch.
+fn bounce([near, far]: [usize; 2]) -> Option<Vec<u32>> {
+    let line = &Line(AtomicU64::new(0));
+    // Both threads are new: the caller's may go on wherever it was allowed to run.
+    thread::scope(|scope| {
+        let (ready, is_ready) = mpsc::channel();
+        let answer = move || {
+            if pin(far) && ready.send(()).is_ok() {
+                answer(line);
+            }
+        };
+        Builder::new().spawn_scoped(scope, answer).ok()?;
+        let ask = move || {
+            // An error is the end of a thread that could not be pinned.
+            let stretches = (pin(near) && is_ready.recv().is_ok()).then(|| ask(line));
+            line.0.store(STOP, Ordering::Release);
+            stretches
+        };
+        match Builder::new().spawn_scoped(scope, ask) {
+            Ok(asking) => asking.join().ok()?,
+            Err(_) => {
+                line.0.store(STOP, Ordering::Release);
+                None
+            }
+        }
+    })
+}
+
+/// Writes odd numbers and waits for the even one behind each. No pause in the loops: on some processors it takes longer
+/// than what is measured.
+fn ask(line: &Line) -> Vec<u32> {
+    let mut number = 0;
+    let mut stretch = || {
+        let start = Instant::now();
+        for _ in 0..ROUND_TRIPS {
+            line.0.store(number + 1, Ordering::Release);
+            number += 2;
+            while line.0.load(Ordering::Acquire) != number {}
+        }
+        (start.elapsed().as_nanos() as u64 / (2 * ROUND_TRIPS)) as u32
+    };
+    // In the first one the cores wake up.
+    stretch();
+    (0..STRETCHES).map(|_| stretch()).collect()
+}
+
+/// Makes each odd number even.
+fn answer(line: &Line) {
+    loop {
+        match line.0.load(Ordering::Acquire) {
+            STOP => return,
+            number if number % 2 == 1 => line.0.store(number + 1, Ordering::Release),
+            _ => {}
+        }
+    }
+}
+
+fn median(mut stretches: Vec<u32>) -> Option<u32> {
+    stretches.sort_unstable();
+    stretches.get(stretches.len() / 2).copied()
+}
+
+/// Of this thread.
+fn first_two() -> Option<[usize; 2]> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let mut cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
+    Some([cores.next()?, cores.next()?])
+}
+
+/// Keeps this thread on a core, if it may.
+fn pin(core: usize) -> bool {
+    let mut only = CpuSet::new();
+    if core >= CpuSet::MAX_CPU {
+        return false;
+    }
+    only.set(core);
+    sched_setaffinity(None, &only).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(nanos: u32) -> LineTime {
+        LineTime { cores: [0, 1], nanos }
+    }
+
+    #[test]
+    fn the_threshold_is_between_the_two_states() {
+        assert_eq!(
+            [110, 120, 300, 301, 550].map(|nanos| of(nanos).is_slow()),
+            [false, false, false, true, true]
+        );
+        assert_eq!(of(118).to_string(), "a cache line goes between cores 0 and 1 in 0.12 µs");
+        assert_eq!(
+            of(553).to_string(),
+            "a cache line goes between cores 0 and 1 in 0.55 µs (the slow state)"
+        );
+    }
+
+    /// A preemption takes milliseconds of one stretch.
+    #[test]
+    fn one_long_stretch_does_not_count() {
+        assert_eq!(median(vec![115, 4_000_000, 112, 118, 116]), Some(116));
+        assert_eq!(median(Vec::new()), None);
+    }
+
+    #[test]
+    fn one_core_has_no_time() {
+        assert_eq!(LineTime::between([0, 0]), None);
+        assert_eq!(LineTime::between([0, CpuSet::MAX_CPU]), None);
+        assert_eq!(LineTime::between([CpuSet::MAX_CPU, 0]), None);
+        let of_one = thread::spawn(|| pin(first_two().map_or(0, |cores| cores[1])).then(LineTime::measure));
+        // Without a value the thread could not be pinned.
+        assert_eq!(of_one.join().unwrap().flatten(), None);
+    }
+
+    #[test]
+    fn two_cores_have_one_and_the_caller_stays_where_it_was() {
+        let before = sched_getaffinity(None).unwrap();
+        let Some(cores) = first_two() else { return println!("skipped: one core") };
+        let time = LineTime::measure().unwrap();
+        assert_eq!(time.cores, cores);
+        assert!(time.nanos > 0, "{time}");
+        assert_eq!(sched_getaffinity(None).unwrap(), before);
+    }
+}
