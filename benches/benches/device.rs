@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use ferroce::driver::gpu::{Device as Gpu, GpuError, GpuSpec, Staging, Ticket, strict::Strict};
 use ferroce::driver::loopback;
+use ferroce::driver::machine::Rounds;
 use ferroce::*;
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{Median, Options};
@@ -39,9 +40,10 @@ fn main() -> Outcome<()> {
         Ok(gpu) => devices.push(gpu),
         Err(error) => println!("skipped: no GPU: {error}"),
     }
+    let mut state = Rounds::new();
     let results: Vec<Value> =
-        devices.iter().map(|gpu| measure(gpu, &scale)).collect::<Outcome<Vec<Value>>>()?;
-    Ok(options.save(&json!({ "devices": results }))?)
+        devices.iter().map(|gpu| measure(gpu, &scale, &mut state)).collect::<Outcome<Vec<Value>>>()?;
+    Ok(options.save_with(&state, json!({ "devices": results }))?)
 }
 
 fn find_gpu() -> Result<Arc<dyn Gpu>, GpuError> {
@@ -51,7 +53,7 @@ fn find_gpu() -> Result<Arc<dyn Gpu>, GpuError> {
     }
 }
 
-fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
+fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale, state: &mut Rounds) -> Outcome<Value> {
     println!("\n{}: GB/s of payload, median of {} rounds (spread)", gpu.name(), scale.rounds);
     println!(
         "{:>9} {:>16} {:>16} {:>16} {:>16} {:>9} {:>9} {:>9}",
@@ -59,18 +61,15 @@ fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
     );
     let mut rows = Vec::new();
     for size in SIZES {
-        let mut runs: [Vec<f64>; 4] = Default::default();
         let mut copied = [0.0; 2];
-        for _ in 0..scale.rounds {
+        let runs = state.hold(scale.rounds, |_| {
             let [gathers, scatters] = copy_rates(gpu, size, scale.bytes)?;
             let host = write_rate(None, size, scale.bytes)?.0;
             let (device, per_byte) = write_rate(Some(gpu), size, scale.bytes)?;
             copied = per_byte;
-            for (runs, value) in runs.iter_mut().zip([gathers, scatters, host, device]) {
-                runs.push(value);
-            }
-        }
-        let [out, into, host, device] = runs.map(Median::of);
+            Outcome::Ok([gathers, scatters, host, device])
+        })?;
+        let [out, into, host, device] = Median::of_each(&runs);
         let slower = out.value.min(into.value);
         // What the copy out, the way of host memory and the copy in would make one after the other.
         let in_turn = 1.0 / (out.value.recip() + host.value.recip() + into.value.recip());
@@ -98,7 +97,7 @@ fn measure(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
     for (size, copies) in SIZES.iter().zip(per_byte) {
         println!("{size:>9} {copies}");
     }
-    Ok(json!({ "device": gpu.name(), "rows": rows, "short": short_writes(gpu, scale)? }))
+    Ok(json!({ "device": gpu.name(), "rows": rows, "short": short_writes(gpu, scale, state)? }))
 }
 
 fn cell(median: Median) -> String {
@@ -156,16 +155,12 @@ fn write_rate(gpu: Option<&Arc<dyn Gpu>>, size: usize, bytes: u64) -> Outcome<(f
 }
 
 /// The time of a WRITE of 8 bytes, from its post to its completion, and what it is made of.
-fn short_writes(gpu: &Arc<dyn Gpu>, scale: &Scale) -> Outcome<Value> {
-    let mut runs: [Vec<f64>; 4] = Default::default();
-    for _ in 0..scale.rounds {
-        let copies = copy_times(gpu, scale.writes)?;
-        let writes = [write_time(None, scale.writes)?, write_time(Some(gpu), scale.writes)?];
-        for (runs, value) in runs.iter_mut().zip(copies.into_iter().chain(writes)) {
-            runs.push(value);
-        }
-    }
-    let [out, into, host, device] = runs.map(Median::of);
+fn short_writes(gpu: &Arc<dyn Gpu>, scale: &Scale, state: &mut Rounds) -> Outcome<Value> {
+    let runs = state.hold(scale.rounds, |_| {
+        let [out, into] = copy_times(gpu, scale.writes)?;
+        Outcome::Ok([out, into, write_time(None, scale.writes)?, write_time(Some(gpu), scale.writes)?])
+    })?;
+    let [out, into, host, device] = Median::of_each(&runs);
     let rest = device.value - host.value - out.value - into.value;
     println!(
         "WRITE of {SHORT} B, µs from post to completion (p50): host {:.2}, device {:.2} ({:.0}%): copy out {:.2}, copy in {:.2}, \

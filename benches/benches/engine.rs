@@ -5,8 +5,9 @@
 //! ICRC, checks, scatter at the other, and its share of the ACKs, completions and posts. The columns
 //! behind it say where the time goes: the same copies, ICRCs and headers alone, and the rest.
 
+use ferroce::driver::machine::Rounds;
 use ferroce::wire::{Bth, FrameBuilder, NetworkHeader, Opcode, Packet, Reth, icrc};
-use ferroce::{Psn, Qpn, RKey};
+use ferroce::{Error, Psn, Qpn, RKey};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options};
 use ferroce_benches::ring::{self, FRAME};
@@ -60,22 +61,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("engine, WRITE, both ends on one core; median of {rounds} runs of {packets} packets");
     println!("nanoseconds a packet, and where they go (each part measured alone, in the same run)");
     println!("   bytes    total  spread     copy     ICRC  headers     rest");
-    let mut results = Vec::new();
+    let (mut results, mut state) = (Vec::new(), Rounds::new());
     for length in [64u32, 1024, 4096] {
         let mut pair = Pair::new(ring::ports(), &Setup::default())?;
         let mut writes = Writes { active: &[0], length, depth: 64, count: packets / 10 };
         pair.write(&writes)?;
         writes.count = packets;
-        let mut runs: [Vec<f64>; 4] = Default::default();
-        for _ in 0..rounds {
+        let runs = state.hold(rounds, |_| {
             let start = CpuTime::start();
             pair.write(&writes)?;
-            runs[0].push(start.each(packets));
-            runs[1].push(wire_alone(length as usize, packets));
-            runs[2].push(icrc_alone(length as usize, packets));
-            runs[3].push(copy_alone(length as usize, packets));
-        }
-        let [total, wire, icrc, copy] = runs.map(Median::of);
+            let (total, length) = (start.each(packets), length as usize);
+            Ok::<_, Error>([
+                total,
+                wire_alone(length, packets),
+                icrc_alone(length, packets),
+                copy_alone(length, packets),
+            ])
+        })?;
+        let [total, wire, icrc, copy] = Median::of_each(&runs);
         let (spread, total) = (total.spread, total.value);
         let (copy, icrc) = (copy.value, icrc.value);
         let (headers, rest) = (wire.value - icrc - copy, total - wire.value);
@@ -91,5 +94,5 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!(
         "headers: writing and taking apart; rest: state machines, memory checks, ACKs, posts, completions"
     );
-    Ok(options.save(&json!({ "bench": "engine", "rows": results }))?)
+    Ok(options.save_with(&state, json!({ "bench": "engine", "rows": results }))?)
 }

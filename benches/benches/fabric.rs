@@ -7,6 +7,7 @@ use std::error::Error;
 use std::path::Path;
 use std::process::Command;
 
+use ferroce::driver::machine::Rounds;
 use ferroce_benches::command;
 use ferroce_benches::report::{Median, Options};
 use serde_json::{Value, json};
@@ -31,20 +32,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::from_args();
     let scale = options.scale(Scale { hosts: &HOSTS[..1], rounds: 1 }, Scale { hosts: &HOSTS, rounds: 5 });
     let command = command::built(scale.rounds > 1)?;
-    let mut costs: Vec<Vec<Cost>> = scale.hosts.iter().map(|_| Vec::new()).collect();
-    for round in 1..=scale.rounds {
-        eprintln!("round {round} of {}", scale.rounds);
-        for (costs, hosts) in costs.iter_mut().zip(scale.hosts) {
-            costs.push(run(&command, *hosts)?);
-        }
-    }
+    let mut state = Rounds::new();
+    let rounds = state.hold(scale.rounds, |round| {
+        eprintln!("round {} of {}", round + 1, scale.rounds);
+        scale.hosts.iter().map(|hosts| run(&command, *hosts)).collect::<Result<Vec<Cost>, _>>()
+    })?;
     println!("hosts    events   ns an event  events a second  seconds  of set-up  MB at most");
     let mut rows = Vec::new();
-    for (costs, hosts) in costs.iter().zip(scale.hosts) {
-        let median = |of: fn(&Cost) -> f64| Median::of(costs.iter().map(of).collect());
+    for (n, hosts) in scale.hosts.iter().enumerate() {
+        let median = |of: fn(&Cost) -> f64| Median::of(rounds.iter().map(|costs| of(&costs[n])).collect());
         let nanos = median(|cost| cost.seconds * 1e9 / cost.events);
         let seconds = median(|cost| cost.seconds);
-        let (events, set_up) = (costs[0].events, median(|cost| cost.set_up).value);
+        let (events, set_up) = (rounds[0][n].events, median(|cost| cost.set_up).value);
         let megabytes = median(|cost| cost.megabytes).value;
         println!(
             "{hosts:>5} {events:>9.0} {:>6.0} ± {:>3.0} % {:>16.0} {:>8.2} {set_up:>10.2} {megabytes:>11.0}",
@@ -67,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             HOSTS[0]
         );
     }
-    Ok(options.save(&json!({ "fabric": rows }))?)
+    Ok(options.save_with(&state, json!({ "fabric": rows }))?)
 }
 
 fn run(command: &Path, hosts: u64) -> Result<Cost, Box<dyn Error>> {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[cfg(feature = "af_xdp")]
 use std::time::Duration;
 
+use ferroce::driver::machine::Rounds;
 use ferroce::driver::{self, EitherSource, FilteredSource, FrameSource};
 use ferroce::wire::{Encapsulation, PathAddress};
 use ferroce::{Counter, MacAddr, Nanos, PacketDriver, PathMtu, QpAttributes, QpState};
@@ -116,6 +117,7 @@ struct Scene {
 }
 
 /// What came of good packets beside a flood.
+#[derive(Clone, Copy, Default)]
 struct Run {
     /// Nanoseconds a good packet, with its share of the flood.
     good: f64,
@@ -212,8 +214,18 @@ impl Scene {
     }
 
     /// What each kind costs.
-    fn measure_kinds(&mut self, rounds: usize) -> Result<Value, ferroce::Error> {
+    fn measure_kinds(&mut self, rounds: usize, state: &mut Rounds) -> Result<Value, ferroce::Error> {
         const PAYLOADS: [usize; 4] = [0, 64, 1024, 4096];
+        let runs = state.hold(rounds, |_| {
+            let mut costs = [[0.0; PAYLOADS.len()]; Junk::ALL.len()];
+            for (kind, costs) in Junk::ALL.into_iter().zip(&mut costs) {
+                for (payload, cost) in PAYLOADS.into_iter().zip(costs) {
+                    self.set_frames(&[kind], payload)?;
+                    *cost = self.cost(4)?.0;
+                }
+            }
+            Ok::<_, ferroce::Error>(costs)
+        })?;
         println!(
             "nanoseconds that the responder spends on a frame of junk, by its payload; median of {rounds}"
         );
@@ -222,13 +234,9 @@ impl Scene {
             "", PAYLOADS[0], PAYLOADS[1], PAYLOADS[2], PAYLOADS[3]
         );
         let mut rows = Vec::new();
-        for kind in Junk::ALL {
-            let mut row = Vec::new();
-            for payload in PAYLOADS {
-                self.set_frames(&[kind], payload)?;
-                let runs = (0..rounds).map(|_| Ok(self.cost(4)?.0));
-                row.push(Median::of(runs.collect::<Result<_, ferroce::Error>>()?).value);
-            }
+        for (n, kind) in Junk::ALL.into_iter().enumerate() {
+            let costs: Vec<_> = runs.iter().map(|costs| costs[n]).collect();
+            let row = Median::of_each(&costs).map(|cost| cost.value);
             let name = format!("{kind:?}");
             println!("{name:<16} {:>10.1} {:>10.1} {:>10.1} {:>10.1}", row[0], row[1], row[2], row[3]);
             rows.push(json!({ "kind": name, "payloads": PAYLOADS, "ns": row }));
@@ -237,7 +245,13 @@ impl Scene {
     }
 
     /// Good packets beside the flood, and what must not have happened meanwhile.
-    fn measure_good(&mut self, kinds: &[Junk], rounds: usize, packets: u64) -> Result<Value, ferroce::Error> {
+    fn measure_good(
+        &mut self,
+        kinds: &[Junk],
+        rounds: usize,
+        packets: u64,
+        state: &mut Rounds,
+    ) -> Result<Value, ferroce::Error> {
         /// The last is as many as go.
         const FLOODS: [Option<u64>; 4] = [Some(1), Some(4), Some(16), None];
         self.set_frames(kinds, LENGTH as usize)?;
@@ -246,23 +260,27 @@ impl Scene {
             self.run(times, packets / 10)?;
         }
         let (before, resident) = (self.attributes()?, resident_bytes());
-        let mut results = FLOODS.map(|times| (times, Vec::with_capacity(rounds)));
-        let (mut good, mut junk) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));
-        let mut outcome: Result<(), ferroce::Error> = Ok(());
-        let allocated = allocation_counter::measure(|| {
-            outcome = (0..rounds).try_for_each(|_| {
-                good.push(self.run(Some(0), packets)?.good);
-                junk.push(self.cost(64)?.1);
-                results.iter_mut().try_for_each(|(times, runs)| {
-                    runs.push(self.run(*times, packets)?);
-                    Ok(())
-                })
+        // Of the rounds alone: the state of the machine is measured by threads that are made for it.
+        let mut allocated = 0;
+        let runs = state.hold(rounds, |_| {
+            let (mut alone, mut beside) = ([0.0; 2], [Run::default(); FLOODS.len()]);
+            let mut outcome: Result<(), ferroce::Error> = Ok(());
+            let counted = allocation_counter::measure(|| {
+                outcome = (|| {
+                    alone = [self.run(Some(0), packets)?.good, self.cost(64)?.1];
+                    FLOODS.into_iter().zip(&mut beside).try_for_each(|(times, run)| {
+                        *run = self.run(times, packets)?;
+                        Ok(())
+                    })
+                })();
             });
-        });
-        outcome?;
+            allocated += counted.count_total;
+            outcome.map(|()| (alone, beside))
+        })?;
         let grown = resident_bytes() as i64 - resident as i64;
 
-        let (good, junk) = (Median::of(good), Median::of(junk));
+        let alone: Vec<_> = runs.iter().map(|(alone, _)| *alone).collect();
+        let [good, junk] = Median::of_each(&alone);
         println!(
             "alone {:.0} ns a good packet (spread {:.0} %), {:.0} ns a frame of junk ({:.0} %) with sending it",
             good.value,
@@ -275,9 +293,11 @@ impl Scene {
             "junk per good", "junk/s", "good packets/s", "of those alone", "budget", "to budget", "spread"
         );
         let mut rows = Vec::new();
-        for (_, runs) in results {
-            let ratio = Median::of(runs.iter().map(|run| run.ratio).collect()).value;
-            let Median { value, spread } = Median::of(runs.iter().map(|run| run.good).collect());
+        for n in 0..FLOODS.len() {
+            let median =
+                |of: fn(&Run) -> f64| Median::of(runs.iter().map(|(_, beside)| of(&beside[n])).collect());
+            let ratio = median(|run| run.ratio).value;
+            let Median { value, spread } = median(|run| run.good);
             let (share, budget) = (good.value / value, good.value / (good.value + ratio * junk.value));
             println!(
                 "{ratio:>14.2} {:>12.0} {:>14.0} {:>12.1} % {:>8.1} % {:>12.2} {:>8.0} %",
@@ -294,8 +314,8 @@ impl Scene {
             }));
         }
 
-        println!("allocations meanwhile: {}; resident memory grew by {grown} bytes", allocated.count_total);
-        assert_eq!(allocated.count_total, 0, "{allocated:?}");
+        println!("allocations meanwhile: {allocated}; resident memory grew by {grown} bytes");
+        assert_eq!(allocated, 0);
         // Linux counts pages in batches.
         assert!(grown < 1 << 20, "memory grew by {grown} bytes");
         let dropped = self.dropped();
@@ -312,7 +332,7 @@ impl Scene {
         assert!(retransmitted == 0 || dropped > 0);
         Ok(json!({
             "good_ns": good.value, "junk_ns": junk.value, "rows": rows, "retransmitted": retransmitted,
-            "dropped": dropped, "allocations": allocated.count_total, "resident_growth": grown,
+            "dropped": dropped, "allocations": allocated, "resident_growth": grown,
         }))
     }
 
@@ -336,7 +356,7 @@ impl Scene {
 
 /// The good packets between two namespaces; null where that is not possible, and why is said aloud.
 #[cfg(feature = "af_xdp")]
-fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> {
+fn measure_af_xdp(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Value, ferroce::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     /// The others go to the kernel.
     const KINDS: [Junk; 8] = [
@@ -357,7 +377,7 @@ fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> 
     scene.pair = scene.pair.in_real_time();
     // A veth keeps 256 frames, and drops what comes while the kernel puts off to take them out.
     scene.lost_on_the_way = Box::new(move || namespaces.in_a(tx_dropped));
-    let results = scene.measure_good(&KINDS, rounds, packets)?;
+    let results = scene.measure_good(&KINDS, rounds, packets, state)?;
     scene.check_counters();
     Ok(results)
 }
@@ -374,15 +394,19 @@ fn tx_dropped() -> u64 {
 /// 1,000 connections between two namespaces, and what requests from hosts that are not there add to their
 /// round trips; client and server each on a thread of its own.
 #[cfg(feature = "af_xdp")]
-fn measure_strangers(seconds: u64) -> Result<Value, ferroce::Error> {
+fn measure_strangers(seconds: u64, state: &mut Rounds) -> Result<Value, ferroce::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     let Some(namespaces) = Namespaces::new(1500) else { return Ok(Value::Null) };
     let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
-    let ports: Result<_, driver::Error> = namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
     let plan = strangers::Plan { connections: 1000, rate: 10_000, time: Duration::from_secs(seconds) };
-    let outcome = strangers::run(ports?, &plan)?;
+    let outcomes = state.hold(1, |_| {
+        let ports: Result<_, driver::Error> =
+            namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
+        strangers::run(ports?, &plan)
+    })?;
+    let outcome = &outcomes[0];
     println!("{outcome}");
-    let [alone, beside] = [outcome.alone, outcome.beside]
+    let [alone, beside] = [&outcome.alone, &outcome.beside]
         .map(|l| json!({ "median_us": l.median, "p99_us": l.p99, "max_us": l.max }));
     Ok(json!({
         "alone": alone, "beside": beside, "asked": outcome.asked, "accepted": outcome.accepted,
@@ -391,13 +415,13 @@ fn measure_strangers(seconds: u64) -> Result<Value, ferroce::Error> {
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn measure_strangers(_: u64) -> Result<Value, ferroce::Error> {
+fn measure_strangers(_: u64, _: &mut Rounds) -> Result<Value, ferroce::Error> {
     println!("skipped: built without the AF_XDP driver");
     Ok(Value::Null)
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn measure_af_xdp(_: usize, _: u64) -> Result<Value, ferroce::Error> {
+fn measure_af_xdp(_: usize, _: u64, _: &mut Rounds) -> Result<Value, ferroce::Error> {
     println!("skipped: built without the AF_XDP driver");
     Ok(Value::Null)
 }
@@ -407,22 +431,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (rounds, packets) = options.scale((1, 1_000), (ROUNDS, PACKETS));
     let ports = ring::ports().map(|port| Box::new(port) as Box<dyn PacketDriver>);
     let mut scene = Scene::new(ports, u64::MAX)?;
-    let costs = scene.measure_kinds(rounds)?;
+    let mut state = Rounds::new();
+    let costs = scene.measure_kinds(rounds, &mut state)?;
     println!();
     println!("WRITEs of {LENGTH} bytes beside junk of all kinds with as much payload, one core for all,");
     println!("over a ring in memory:");
-    let ring = scene.measure_good(&Junk::ALL, rounds, packets)?;
+    let ring = scene.measure_good(&Junk::ALL, rounds, packets, &mut state)?;
     scene.check_counters();
     println!();
     println!("the same between namespaces over AF_XDP, the kernel's part included:");
-    let af_xdp = measure_af_xdp(rounds, packets / 4)?;
+    let af_xdp = measure_af_xdp(rounds, packets / 4, &mut state)?;
     println!();
     println!(
         "8-byte WRITEs of 1,000 connections over AF_XDP beside REQs from absent addresses, accepted as long as there is room:"
     );
-    let strangers = measure_strangers(options.scale(2, 10))?;
+    let strangers = measure_strangers(options.scale(2, 10), &mut state)?;
     let results = json!({
         "bench": "flood", "costs": costs, "ring": ring, "af_xdp": af_xdp, "strangers": strangers,
     });
-    Ok(options.save(&results)?)
+    Ok(options.save_with(&state, results)?)
 }

@@ -2,9 +2,9 @@
 
 use std::hint::black_box;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use ferroce::wire::*;
-use ferroce_benches::path;
+use ferroce_benches::{path, state};
 
 fn emit(buffer: &mut [u8], path: &PathHeader, payload: &[u8]) -> usize {
     let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(1));
@@ -34,4 +34,10 @@ fn frame(c: &mut Criterion) {
 }
 
 criterion_group!(benches, frame);
-criterion_main!(benches);
+
+fn main() {
+    state::around_criterion(|| {
+        benches();
+        Criterion::default().configure_from_args().final_summary();
+    });
+}

@@ -4,9 +4,10 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use ferroce::driver::Crc32;
 use ferroce::wire::{NetworkHeader, icrc};
+use ferroce_benches::state;
 
 fn icrc(c: &mut Criterion) {
     let mut group = c.benchmark_group("icrc");
@@ -57,4 +58,10 @@ fn levels(c: &mut Criterion) {
 }
 
 criterion_group!(benches, icrc, levels);
-criterion_main!(benches);
+
+fn main() {
+    state::around_criterion(|| {
+        benches();
+        Criterion::default().configure_from_args().final_summary();
+    });
+}

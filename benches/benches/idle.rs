@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::loopback;
+use ferroce::driver::machine::Rounds;
 use ferroce::{
     Clock, Context, Cq, Data, Delivery, Error, HandleConfig, Idle, PacketDriver, Poller, Qp,
     ReceiveWorkRequest, RemoteAddress, Runner, RunnerConfig, RunnerHandle, SendFlags, SendOp,
@@ -56,10 +57,13 @@ fn main() -> Outcome<()> {
         Scale { rest: Duration::from_secs(3), wakeups: 100, rounds: 7, messages: 100_000 },
     );
     let cores = Cores::find();
-    let loopback = measure_idle("loopback", loopback_ports, &scale, cores)?;
-    let af_xdp = measure_af_xdp(&scale, cores)?;
-    let rings = measure_rings(&scale)?;
-    options.save(&json!({ "bench": "idle", "loopback": loopback, "af_xdp": af_xdp, "rings": rings }))?;
+    let mut state = Rounds::new();
+    let loopback = measure_idle("loopback", loopback_ports, &scale, cores, &mut state)?;
+    let af_xdp = measure_af_xdp(&scale, cores, &mut state)?;
+    let rings = measure_rings(&scale, &mut state)?;
+    let results = json!({ "bench": "idle", "loopback": loopback, "af_xdp": af_xdp, "rings": rings });
+    println!("each time of rest and each wake-up is a round of its own:");
+    options.save_with(&state, results)?;
     Ok(())
 }
 
@@ -97,7 +101,7 @@ fn loopback_ports() -> Outcome<Ports> {
 
 /// The same between namespaces; null where that is not possible, and why is said aloud.
 #[cfg(feature = "af_xdp")]
-fn measure_af_xdp(scale: &Scale, cores: Cores) -> Outcome<Value> {
+fn measure_af_xdp(scale: &Scale, cores: Cores, state: &mut Rounds) -> Outcome<Value> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     let Some(pair) = Namespaces::new(1500) else { return Ok(Value::Null) };
     let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
@@ -105,11 +109,11 @@ fn measure_af_xdp(scale: &Scale, cores: Cores) -> Outcome<Value> {
         let a: Result<_, ferroce::driver::Error> = pair.in_a(open);
         Ok([a?, pair.in_b(open)?])
     };
-    measure_idle("af_xdp on veth", ports, scale, cores)
+    measure_idle("af_xdp on veth", ports, scale, cores, state)
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn measure_af_xdp(_: &Scale, _: Cores) -> Outcome<Value> {
+fn measure_af_xdp(_: &Scale, _: Cores, _: &mut Rounds) -> Outcome<Value> {
     println!("skipped: built without the AF_XDP driver");
     Ok(Value::Null)
 }
@@ -120,6 +124,7 @@ fn measure_idle(
     ports: impl Fn() -> Outcome<Ports>,
     scale: &Scale,
     cores: Cores,
+    state: &mut Rounds,
 ) -> Outcome<Value> {
     println!("{name}: a runner with nothing to do, and its first packet after {SILENCE:?} of silence");
     println!(
@@ -137,19 +142,17 @@ fn measure_idle(
         let mut handle = runner.handle(&HandleConfig::default().idle(waits))?;
         handle.deliver(cq)?;
 
-        let share = share_at_rest(&mut handle, scale.rest)?;
-        let (mut served, mut times) = (Vec::new(), Vec::new());
+        let share = state.hold(1, |_| share_at_rest(&mut handle, scale.rest))?[0];
         let sge = ferroce::Sge { mr, offset: 0, length: 8 };
-        for n in 0..scale.wakeups as u64 {
-            let receive = ReceiveWorkRequest { wr_id: n, sges: &[sge] };
+        let wakeups = state.hold(scale.wakeups, |n| {
+            let receive = ReceiveWorkRequest { wr_id: n as u64, sges: &[sge] };
             handle.post_recv(qp, &receive)?;
-            let (answered, delivered) = wake_up(&mut near, &mut handle, n, cores.near)?;
-            served.push(answered);
-            times.push(delivered);
-            if way == "block" {
-                kernel.push(wake_by_kernel(cores)?);
-            }
-        }
+            let times = wake_up(&mut near, &mut handle, n as u64, cores.near)?;
+            let by_kernel = if way == "block" { Some(wake_by_kernel(cores)?) } else { None };
+            Outcome::Ok((times, by_kernel))
+        })?;
+        kernel.extend(wakeups.iter().filter_map(|(_, by_kernel)| *by_kernel));
+        let (mut served, mut times): (Vec<_>, Vec<_>) = wakeups.into_iter().map(|(times, _)| times).unzip();
         let [served_p50, served_p99] = percentiles(&mut served);
         let [p50, p99] = percentiles(&mut times);
         let late = served.iter().filter(|time| **time > 100.0).count();
@@ -322,7 +325,7 @@ impl Writer {
 }
 
 /// What the rings cost, beside one thread that does everything.
-fn measure_rings(scale: &Scale) -> Outcome<Value> {
+fn measure_rings(scale: &Scale, state: &mut Rounds) -> Outcome<Value> {
     println!("8-byte WRITEs of a queue pair to itself over loopback; median of {} rounds", scale.rounds);
     println!(
         "{:>22} {:>14} {:>16} {:>14} {:>20} {:>10}",
@@ -338,14 +341,12 @@ fn measure_rings(scale: &Scale) -> Outcome<Value> {
         let mut handle = runner.handle(&HandleConfig::default().idle(Idle::Spin))?;
         handle.deliver(far.cq)?;
         for depth in [1, 64] {
-            let (mut near, mut rings, mut core) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..scale.rounds {
-                near.push(writer.run_here(&mut here, scale.messages, depth)?);
+            let runs = state.hold(scale.rounds, |_| {
+                let near = writer.run_here(&mut here, scale.messages, depth)?;
                 let (time, cpu) = far.run_there(&mut handle, scale.messages, depth)?;
-                rings.push(time);
-                core.push(cpu);
-            }
-            let [near, rings, core] = [near, rings, core].map(Median::of);
+                Ok::<_, Error>([near, time, cpu])
+            })?;
+            let [near, rings, core] = Median::of_each(&runs);
             println!(
                 "{name:>16} {depth:>5} {:>11.1} ns {:>13.1} ns {:>14.2} {:>20.1} {:>8.0} %",
                 near.value,

@@ -17,7 +17,7 @@ use clap::Parser;
 use ferroce::driver::Crc32;
 use ferroce::*;
 use ferroce_benches::pair::{Pair, Setup};
-use ferroce_benches::{callgrind, ring};
+use ferroce_benches::{callgrind, ring, state};
 
 #[derive(Parser)]
 struct Args {
@@ -92,6 +92,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(&file).unwrap_or_default();
     let budgets = read_budgets(&text)?;
     println!("instructions a packet, both ends together, as callgrind counts them");
+    state::print_beside("counts of instructions");
     println!("{:<22} {:>9} {:>9} {:>8}", "messages", "counted", "budget", "");
     let (mut counts, mut crc, mut outside) = (Vec::new(), String::new(), Vec::new());
     for workload in &WORKLOADS {

@@ -13,6 +13,7 @@ use ferroce::*;
 use ferroce_benches::pair::{End, Pair, Setup};
 use ferroce_benches::plot::{Chart, Line};
 use ferroce_benches::report::{Median, Options};
+use ferroce_benches::state;
 use serde_json::{Value, json};
 
 const RATE: u64 = 100_000_000_000;
@@ -235,6 +236,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
          {MESSAGE} bytes, {OUTSTANDING} outstanding;"
     );
     println!("median of {seeds} seeds of the time of {packets} packets each");
+    state::print_beside("of virtual time");
     let case = |recovery| Case::new(recovery, Stream::Write, PathMtu::Mtu4096);
     let (plain, selective) = (case(Recovery::GoBackN), case(Recovery::SelectiveRepeat));
     let path_mtu = PathMtu::Mtu1024;

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 
+use ferroce::driver::machine::Rounds;
 use ferroce::{Config, CongestionControl, Counter, Dcqcn, PacketDriver, PathMtu, Qp, QpConfig};
 use ferroce::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
 use ferroce_benches::pair::{Pair, Setup, Writes};
@@ -82,7 +83,7 @@ impl Stream {
 }
 
 /// Each rate over each driver, by turns; null where that is not possible, and why is said aloud.
-fn measure_drivers(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
+fn measure_drivers(rounds: usize, nanos: u64, state: &mut Rounds) -> Result<Value, Box<dyn Error>> {
     println!("rate of one queue pair, WRITE of 64 KiB, path MTU 1024; median of {rounds} rounds");
     println!("{:<10} {:>10} {:>10} {:>8} {:>8}", "driver", "Mb/s", "kept", "off", "spread");
     let mut rows = Vec::new();
@@ -107,11 +108,10 @@ fn measure_drivers(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
                 Setup { config: limited(rate), path_mtu: PathMtu::Mtu1024, timeout: 18, ..Setup::default() };
             let mut stream = Stream::new(Pair::new(ports, &setup)?.in_real_time(), 1 << 16);
             stream.run(nanos / 5)?;
-            let mut runs = Vec::new();
-            for _ in 0..rounds {
+            let runs = state.hold(rounds, |_| {
                 let (packets, nanos) = stream.run(nanos)?;
-                runs.push(packets as f64 * 8.0 * (HEADERS + 1024.0) / nanos as f64 * 1000.0);
-            }
+                Ok::<_, Box<dyn Error>>(packets as f64 * 8.0 * (HEADERS + 1024.0) / nanos as f64 * 1000.0)
+            })?;
             let Median { value, spread } = Median::of(runs);
             let off = value / f64::from(rate) - 1.0;
             println!("{driver:<10} {rate:>10} {value:>10.1} {:>7.2}% {:>7.1}%", off * 100.0, spread * 100.0);
@@ -127,7 +127,7 @@ fn minimal(pd: ferroce::Pd, cq: ferroce::Cq) -> QpConfig {
 }
 
 /// Ten thousand queue pairs at 1 Mb/s each, both ends on one core.
-fn measure_many(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
+fn measure_many(rounds: usize, nanos: u64, state: &mut Rounds) -> Result<Value, Box<dyn Error>> {
     let setup = Setup {
         config: limited(1),
         qps: QPS,
@@ -139,11 +139,10 @@ fn measure_many(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
     };
     let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?.in_real_time(), 4096);
     stream.run(nanos)?;
-    let mut sums = Vec::new();
-    for _ in 0..rounds {
+    let sums = state.hold(rounds, |_| {
         let (packets, nanos) = stream.run(nanos)?;
-        sums.push(packets as f64 * 8.0 * (HEADERS + 4096.0) / nanos as f64);
-    }
+        Ok::<_, Box<dyn Error>>(packets as f64 * 8.0 * (HEADERS + 4096.0) / nanos as f64)
+    })?;
     let (sum, due) = (Median::of(sums), f64::from(QPS) / 1000.0);
     println!(
         "{QPS} queue pairs at 1 Mb/s each: {:.3} Gb/s of {due:.0} ({:+.2}%), spread {:.1}%",
@@ -155,17 +154,15 @@ fn measure_many(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
     // A core that spins is always busy. In virtual time, polled each µs, it takes as long as the work.
     let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?, 4096);
     stream.run(nanos)?;
-    let (mut loads, mut packets, mut polls) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..rounds {
+    let runs = state.hold(rounds, |_| {
         let cpu = CpuTime::start();
         let (count, nanos) = stream.run(nanos)?;
         let nanoseconds = cpu.each(1);
-        loads.push(nanoseconds / nanos as f64);
-        packets.push(nanoseconds / count as f64);
-        polls.push(idle_poll(&mut stream.pair)?);
-    }
+        let poll = idle_poll(&mut stream.pair)?;
+        Ok::<_, Box<dyn Error>>([nanoseconds / nanos as f64, nanoseconds / count as f64, poll])
+    })?;
     let one = idle_poll(&mut Pair::new(ring::ports(), &Setup { qps: 1, ..setup })?)?;
-    let [load, packet, poll] = [loads, packets, polls].map(Median::of);
+    let [load, packet, poll] = Median::of_each(&runs);
     println!(
         "CPU of both ends, polled each µs: {:.1}% of a core, spread {:.1}%; {:.0} ns a packet with its ACK. A poll with \
          nothing due: {:.1} ns, of one queue pair {one:.1} ns",
@@ -195,7 +192,7 @@ fn idle_poll(pair: &mut Pair) -> Result<f64, Box<dyn Error>> {
 }
 
 /// Nanoseconds a packet with congestion control on, at a line rate that never holds it up, against off.
-fn measure_cost(rounds: usize, packets: u64) -> Result<Value, Box<dyn Error>> {
+fn measure_cost(rounds: usize, packets: u64, state: &mut Rounds) -> Result<Value, Box<dyn Error>> {
     let mut rows = Vec::new();
     println!("nanoseconds a packet, both ends on one core; median of {rounds} rounds");
     println!("{:<26} {:>8} {:>8} {:>8} {:>8}", "", "off", "on", "more", "spread");
@@ -204,23 +201,19 @@ fn measure_cost(rounds: usize, packets: u64) -> Result<Value, Box<dyn Error>> {
         let mut off = make(Config::default())?;
         let mut on = make(limited(0))?;
         let writes = Writes { active: &[0], length, depth: 64, count: packets };
-        let (mut all_off, mut all_on, mut more) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..=rounds {
+        let mut round = || {
             let start = CpuTime::start();
             off.write(&writes)?;
             let without = start.each(packets);
             let start = CpuTime::start();
             on.write(&writes)?;
             let with = start.each(packets);
-            if round > 0 {
-                all_off.push(without);
-                all_on.push(with);
-                more.push(with - without);
-            }
-        }
-        let (off, on) = (Median::of(all_off), Median::of(all_on));
-        more.sort_by(f64::total_cmp);
-        let more = more[more.len() / 2];
+            Ok::<_, Box<dyn Error>>([without, with, with - without])
+        };
+        // To warm up.
+        round()?;
+        let runs = state.hold(rounds, |_| round())?;
+        let [off, on, Median { value: more, .. }] = Median::of_each(&runs);
         println!("{name:<26} {:>8.1} {:>8.1} {more:>+8.1} {:>7.0}%", off.value, on.value, on.spread * 100.0);
         rows.push(
             json!({ "write": length, "off": off.value, "on": on.value, "more": more, "spread": on.spread }),
@@ -233,9 +226,10 @@ fn measure_cost(rounds: usize, packets: u64) -> Result<Value, Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::from_args();
     let (rounds, nanos, packets) = options.scale((1, 50_000_000, 10_000), (7, 500_000_000, 300_000));
-    let drivers = measure_drivers(rounds, nanos)?;
-    let cost = measure_cost(2 * rounds + 1, packets)?;
-    let many = measure_many(rounds, nanos)?;
-    options.save(&json!({ "drivers": drivers, "cost": cost, "many": many }))?;
+    let mut state = Rounds::new();
+    let drivers = measure_drivers(rounds, nanos, &mut state)?;
+    let cost = measure_cost(2 * rounds + 1, packets, &mut state)?;
+    let many = measure_many(rounds, nanos, &mut state)?;
+    options.save_with(&state, json!({ "drivers": drivers, "cost": cost, "many": many }))?;
     Ok(())
 }

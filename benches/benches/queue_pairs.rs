@@ -4,7 +4,8 @@
 //! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
 //! take turns within each round, so that what else the machine does meets all of them.
 
-use ferroce::{Cq, Pd, QpConfig};
+use ferroce::driver::machine::Rounds;
+use ferroce::{Cq, Error, Pd, QpConfig};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
@@ -39,7 +40,11 @@ const SPREAD: u32 = 64;
 /// What hearing all queues of an interface costs against hearing one, the kernel's part included: WRITEs of 64 queue
 /// pairs between two namespaces, by turns. Null where that is not possible, and why is said aloud.
 #[cfg(feature = "af_xdp")]
-fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::error::Error>> {
+fn measure_queues(
+    rounds: usize,
+    packets: u64,
+    state: &mut Rounds,
+) -> Result<Value, Box<dyn std::error::Error>> {
     use ferroce::PacketDriver;
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     let mut ways = Vec::new();
@@ -55,29 +60,31 @@ fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::err
         let ports: Result<_, ferroce::driver::Error> =
             pair.in_a(open).and_then(|a| Ok([a, pair.in_b(open)?]));
         let setup = Setup { qps: SPREAD, path_mtu: ferroce::PathMtu::Mtu1024, ..Setup::default() };
-        ways.push((name, Pair::new(ports?, &setup)?.in_real_time(), Vec::new()));
+        ways.push((name, Pair::new(ports?, &setup)?.in_real_time()));
         namespaces.push(pair);
     }
     let active: Vec<usize> = (0..SPREAD as usize).collect();
-    for round in 0..=rounds {
-        for (_, pair, runs) in &mut ways {
+    let mut round = || {
+        let mut times = [0.0; 3];
+        for (time, (_, pair)) in times.iter_mut().zip(&mut ways) {
             let start = CpuTime::start();
             pair.write(&Writes { active: &active, length: LENGTH, depth: 16, count: packets })?;
-            if round > 0 {
-                runs.push(start.each(packets));
-            }
+            *time = start.each(packets);
         }
-    }
+        Ok::<_, Error>(times)
+    };
+    // To warm up.
+    round()?;
+    let runs = state.hold(rounds, |_| round())?;
     println!();
     println!(
         "nanoseconds a packet over AF_XDP, WRITE of {LENGTH} bytes, {SPREAD} queue pairs; median of {rounds} rounds"
     );
     println!("{:<34} {:>10} {:>8} {:>14} {:>10}", "heard", "ns", "spread", "to the first", "lost");
     let mut rows = Vec::new();
-    let first = ways[0].2.clone();
-    for (name, pair, runs) in ways {
-        let ratio = Median::of(runs.iter().zip(&first).map(|(ns, first)| ns / first).collect()).value;
-        let Median { value, spread } = Median::of(runs);
+    for (n, (name, pair)) in ways.into_iter().enumerate() {
+        let ratio = Median::of(runs.iter().map(|times| times[n] / times[0]).collect()).value;
+        let Median { value, spread } = Median::of_each(&runs)[n];
         let lost: u64 = pair.ends.iter().map(|end| end.context.driver_stats().rx_dropped).sum();
         println!("{name:<34} {value:>10.1} {:>7.0}% {ratio:>14.3} {lost:>10}", spread * 100.0);
         rows.push(json!({ "heard": name, "ns": value, "spread": spread, "ratio": ratio, "lost": lost }));
@@ -86,7 +93,7 @@ fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::err
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn measure_queues(_: usize, _: u64) -> Result<Value, Box<dyn std::error::Error>> {
+fn measure_queues(_: usize, _: u64, _: &mut Rounds) -> Result<Value, Box<dyn std::error::Error>> {
     println!("skipped: built without the AF_XDP driver");
     Ok(Value::Null)
 }
@@ -137,34 +144,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Those that write are spread over all.
         let stride = qps as usize / ACTIVE;
         let active: Vec<usize> = (0..ACTIVE).map(|n| n * stride + stride / 2).collect();
-        pairs.push((qps, active, Pair::new(ring::ports(), &setup)?, Vec::new()));
+        pairs.push((qps, active, Pair::new(ring::ports(), &setup)?));
     }
-    for round in 0..=rounds {
-        for (_, active, pair, runs) in &mut pairs {
+    let mut round = || {
+        let mut times = [0.0; 3];
+        for (time, (_, active, pair)) in times.iter_mut().zip(&mut pairs) {
             let start = CpuTime::start();
             pair.write(&Writes { active, length: LENGTH, depth: 16, count: packets })?;
-            // The first is to warm up.
-            if round > 0 {
-                runs.push(start.each(packets));
-            }
+            *time = start.each(packets);
         }
-    }
+        Ok::<_, Error>(times)
+    };
+    // To warm up.
+    round()?;
+    let mut state = Rounds::new();
+    let runs = state.hold(rounds, |_| round())?;
     println!();
     println!(
         "nanoseconds a packet, WRITE of {LENGTH} bytes, {ACTIVE} queue pairs active; median of {rounds} rounds"
     );
     println!("{:>10} {:>10} {:>8} {:>14}", "connected", "ns", "spread", "to the least");
     let mut rows = Vec::new();
-    let mut least: Option<Vec<f64>> = None;
-    for (qps, _, _, runs) in pairs {
-        let least = least.get_or_insert_with(|| runs.clone());
+    for (n, qps) in sizes.into_iter().enumerate() {
         // Round by round, since the machine is slower in some.
-        let ratio = Median::of(runs.iter().zip(least).map(|(ns, least)| ns / *least).collect()).value;
-        let Median { value, spread } = Median::of(runs);
+        let ratio = Median::of(runs.iter().map(|times| times[n] / times[0]).collect()).value;
+        let Median { value, spread } = Median::of_each(&runs)[n];
         println!("{qps:>10} {value:>10.1} {:>7.0}% {ratio:>14.3}", spread * 100.0);
         rows.push(json!({ "connected": qps, "ns": value, "spread": spread, "ratio": ratio }));
     }
-    let queues = measure_queues(rounds, packets)?;
+    let queues = measure_queues(rounds, packets, &mut state)?;
     let results = json!({ "bench": "queue_pairs", "memory": memory, "time": rows, "queues": queues });
-    Ok(options.save(&results)?)
+    Ok(options.save_with(&state, results)?)
 }

@@ -12,6 +12,7 @@ use std::process::Command;
 
 use ferroce_benches::command;
 use ferroce_benches::report::Options;
+use ferroce_benches::state;
 use serde_json::{Value, json};
 
 /// A set of parameters (pcap-fixtures/dcqcn/README.md).
@@ -68,6 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let seeds = options.scale(1, 5);
     let command = command::built(seeds > 1)?;
     let published = Published::read()?;
+    state::print_beside("of virtual time");
     println!("{:<38} {:>12} {:>12} {:>9}", "set, scenario, variant, figure", "engine", "published", "off by");
     let mut rows = Vec::new();
     let mut row = |what: String, engine: f64| {

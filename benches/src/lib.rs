@@ -10,6 +10,7 @@ pub mod plot;
 pub mod process;
 pub mod report;
 pub mod ring;
+pub mod state;
 
 use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
 

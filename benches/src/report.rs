@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use clap::Parser;
+use ferroce::driver::machine::Rounds;
 use serde_json::Value;
+
+use crate::state;
 
 /// Arguments of a benchmark, behind `--`.
 #[derive(Parser)]
@@ -26,6 +29,18 @@ impl Options {
     /// `thorough` under `cargo bench`, `quick` under `cargo test --benches`.
     pub fn scale<T>(&self, quick: T, thorough: T) -> T {
         if self.bench { thorough } else { quick }
+    }
+
+    /// Prints the machine's state in the rounds that the results are from, and writes both to the file that was asked for, if any.
+    ///
+    /// # Errors
+    /// Those of writing the file.
+    pub fn save_with(&self, rounds: &Rounds, mut results: Value) -> io::Result<()> {
+        println!("{rounds}");
+        if let Some(results) = results.as_object_mut() {
+            results.insert("state".to_owned(), state::json(rounds));
+        }
+        self.save(&results)
     }
 
     /// Writes the results to the file that was asked for, if any.
@@ -67,6 +82,11 @@ impl Median {
         runs.sort_by(f64::total_cmp);
         let value = runs[runs.len() / 2];
         Median { value, spread: (runs[runs.len() - 1] - runs[0]) / value }
+    }
+
+    /// Of each of the figures that at least one round has brought.
+    pub fn of_each<const N: usize>(rounds: &[[f64; N]]) -> [Median; N] {
+        std::array::from_fn(|n| Median::of(rounds.iter().map(|round| round[n]).collect()))
     }
 }
 

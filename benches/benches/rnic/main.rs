@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use clap::Parser;
 use ferroce::driver::rnic::Verbs;
 use ferroce::*;
-use ferroce_benches::callgrind;
+use ferroce_benches::{callgrind, state};
 use ferroce_driver_test_support::rnic_stub::{HEADERS, Stub};
 
 #[derive(Parser)]
@@ -53,6 +53,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let own = std::env::current_exe()?;
     let mut rows = Vec::new();
     println!("instructions a message, posted and polled for, as callgrind counts them");
+    state::print_beside("counts of instructions");
     println!(
         "{:<42} {:<14} {:>8} {:>8} {:>7}",
         "messages of 8 bytes", "the card's part", "ferroce", "C", "ratio"

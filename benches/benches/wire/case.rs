@@ -168,6 +168,8 @@ pub(crate) struct Seen {
     pub(crate) round_trip: Option<RoundTrip>,
     /// The share of a core that the process took while it had nothing to do.
     pub(crate) idle: Option<f64>,
+    /// Nanoseconds of a cache line between the cores, before and after, at the end that starts.
+    pub(crate) line_nanos: [Option<u32>; 2],
 }
 
 /// Nanoseconds there and back.

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use ferroce::driver::cycles::ThreadCycles;
+use ferroce::driver::machine::LineTime;
 use ferroce::{DeviceSpec, PacketDriver};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
@@ -25,6 +26,8 @@ pub(crate) struct Job {
     /// The end that starts: 0. The other one: 1.
     pub(crate) role: usize,
     pub(crate) core: Option<usize>,
+    /// Of both ends, if they have two.
+    pub(crate) cores: Option<[usize; 2]>,
     /// As `--device` of the command takes it.
     pub(crate) device: String,
     pub(crate) path_mtu: u32,
@@ -138,17 +141,27 @@ impl Stage<'_> {
         size.max(FOOTPRINT)
     }
 
-    /// Keeps what `case` saw, with the CPU time that this thread takes in it.
+    /// Keeps what `case` saw, with the CPU time that this thread takes in it, and with the machine's state before and after.
     pub(crate) fn record(&mut self, case: impl FnOnce(&mut Self) -> Outcome<Seen>) -> Outcome<()> {
-        self.peer.meet()?;
+        let state_before = self.line_nanos()?;
         let read = |stage: &Self| stage.cycles.as_ref().and_then(|cycles| cycles.read().ok());
         let (before, start) = ((thread_time(), read(self)), Instant::now());
         let mut seen = case(self)?;
         seen.wall_nanos = start.elapsed().as_nanos() as u64;
         seen.cpu_nanos = thread_time() - before.0;
         seen.cycles = read(self).zip(before.1).map(|(now, before)| now - before);
+        seen.line_nanos = [state_before, self.line_nanos()?];
         self.seen.push(seen);
         Ok(())
+    }
+
+    /// The time of a cache line between the ends' cores. The end that starts measures it, while the other one leaves its core free.
+    fn line_nanos(&mut self) -> Outcome<Option<u32>> {
+        self.peer.meet()?;
+        let cores = self.job.cores.filter(|_| self.starts());
+        let line = cores.and_then(LineTime::between);
+        self.peer.meet()?;
+        Ok(line.map(|line| line.nanos))
     }
 }
 

@@ -19,12 +19,13 @@ mod sockets;
 mod ucx;
 mod verbs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use case::{Case, Contender};
 use clap::Parser;
 use end::{Job, Outcome};
+use ferroce::driver::machine::{Repetitions, Rounds};
 use ferroce_benches::report::write;
 use link::{Driver, Link};
 use plan::{CONTENDERS, GROUPS, Group, Line};
@@ -80,6 +81,7 @@ fn main() -> Outcome<()> {
     }
     let cores = cores();
     let mut results = Results::new(rounds, millis, cores);
+    let mut state = Rounds::new();
     for group in GROUPS {
         let mut wanted: BTreeSet<Case> = BTreeSet::new();
         for line in lines.iter().filter(|line| line.group == group) {
@@ -98,12 +100,16 @@ fn main() -> Outcome<()> {
         }
         match Link::new(group.driver, group.mtu) {
             Ok(link) => {
-                let mut turns = Turns { group, link: &link, wanted, details, rounds, millis, cores };
+                let (repetitions, state) = (BTreeMap::new(), &mut state);
+                let link = &link;
+                let mut turns =
+                    Turns { group, link, wanted, details, rounds, millis, cores, repetitions, state };
                 results.groups.push(turns.run());
             }
             Err(error) => results.leave_out(group, error.to_string()),
         }
     }
+    results.state = state;
     results.print(&lines);
     if let Some(path) = &args.json {
         write(path, &format!("{:#}\n", results.json(&lines)))?;
@@ -146,6 +152,9 @@ struct Turns<'a> {
     rounds: usize,
     millis: u64,
     cores: [Option<usize>; 2],
+    /// Of each case, those that are left.
+    repetitions: BTreeMap<Case, Repetitions>,
+    state: &'a mut Rounds,
 }
 
 impl Turns<'_> {
@@ -180,19 +189,31 @@ impl Turns<'_> {
         measured
     }
 
-    fn take_turn(&self, contender: Contender, round: usize, measured: &mut Measured) -> Outcome<()> {
+    /// Carries out a contender's cases of a round, and those again that met the machine in its slow state.
+    fn take_turn(&mut self, contender: Contender, round: usize, measured: &mut Measured) -> Outcome<()> {
         let mut cases = self.wanted.clone();
         if round < DETAIL_ROUNDS {
             cases.extend(&self.details);
         }
-        cases.retain(|case| case.contender() == contender);
-        if cases.is_empty() {
-            return Ok(());
+        let mut cases: Vec<Case> = cases.into_iter().filter(|case| case.contender() == contender).collect();
+        while !cases.is_empty() {
+            cases = self.carry_out(contender, cases, round, measured)?;
         }
-        let cases: Vec<Case> = cases.into_iter().collect();
+        Ok(())
+    }
+
+    /// Returns the cases that are to be repeated.
+    fn carry_out(
+        &mut self,
+        contender: Contender,
+        cases: Vec<Case>,
+        round: usize,
+        measured: &mut Measured,
+    ) -> Outcome<Vec<Case>> {
         let job = Job {
             role: 0,
             core: None,
+            cores: self.two_cores(),
             device: String::new(),
             path_mtu: self.group.path_mtu,
             addresses: [self.link.address(0), self.link.address(1)],
@@ -205,12 +226,25 @@ impl Turns<'_> {
         let answer = pair::run(self.link, self.cores, &job)?;
         measured.descriptions.insert(contender, answer.description);
         measured.no_cycles = measured.no_cycles.take().or(answer.no_cycles);
-        for (case, figures) in cases.into_iter().zip(answer.figures) {
+        let mut slow = Vec::new();
+        for ((case, figures), ends) in cases.into_iter().zip(answer.figures).zip(answer.states) {
+            let rounds =
+                if self.wanted.contains(&case) { self.rounds } else { DETAIL_ROUNDS.min(self.rounds) };
+            let repetitions = self.repetitions.entry(case).or_insert_with(|| Repetitions::of(rounds));
+            if !self.state.counts(ends, repetitions) {
+                slow.push(case);
+                continue;
+            }
             measured.cases.entry(case).or_default().resize(self.rounds, None);
             if let Some(rounds) = measured.cases.get_mut(&case) {
                 rounds[round] = Some(figures);
             }
         }
-        Ok(())
+        Ok(slow)
+    }
+
+    fn two_cores(&self) -> Option<[usize; 2]> {
+        let [a, b] = self.cores;
+        a.zip(b).filter(|(a, b)| a != b).map(Into::into)
     }
 }

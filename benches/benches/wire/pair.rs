@@ -7,6 +7,7 @@ use std::process::{ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use ferroce::driver::machine::LineTime;
 use ferroce_benches::process::Stopped;
 
 use crate::case::Figures;
@@ -20,6 +21,8 @@ pub(crate) const END: &str = "--end";
 pub(crate) struct Answer {
     /// One for each case.
     pub(crate) figures: Vec<Figures>,
+    /// The machine's state before and after each case.
+    pub(crate) states: Vec<[Option<LineTime>; 2]>,
     pub(crate) description: String,
     pub(crate) no_cycles: Option<String>,
 }
@@ -55,7 +58,9 @@ pub(crate) fn run(link: &Link, cores: [Option<usize>; 2], job: &Job) -> Outcome<
     let [a, b] = relay(&mut ends, &lines, Instant::now() + patience)?;
     let seen = a.seen.iter().zip(&b.seen).zip(&job.cases);
     let figures = seen.map(|((a, b), case)| Figures::of(*case, &[a.clone(), b.clone()])).collect();
-    Ok(Answer { figures, description: a.description, no_cycles: a.no_cycles })
+    let line = |nanos: Option<u32>| Some(LineTime { cores: job.cores?, nanos: nanos? });
+    let states = a.seen.iter().map(|seen| seen.line_nanos.map(line)).collect();
+    Ok(Answer { figures, states, description: a.description, no_cycles: a.no_cycles })
 }
 
 struct End {

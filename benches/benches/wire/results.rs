@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use ferroce::driver::machine::Machine;
+use ferroce::driver::machine::{Machine, Rounds};
 use ferroce_benches::perftest;
 use ferroce_benches::plot::{Curve, Interval, Sheet};
 use ferroce_benches::report::Spread;
+use ferroce_benches::state;
 use serde_json::{Value, json};
 
 use crate::case::{Case, Contender, Figures, Op, RoundTrip, bytes};
@@ -18,6 +19,8 @@ pub(crate) struct Results {
     millis: u64,
     cores: [Option<usize>; 2],
     pub(crate) groups: Vec<Measured>,
+    /// The machine's, in each case of each round.
+    pub(crate) state: Rounds,
     /// What could not be measured at all, and why.
     left_out: Vec<(Group, String)>,
     /// What perftest says on this machine, or why it says nothing.
@@ -125,7 +128,8 @@ impl Measured {
 impl Results {
     pub(crate) fn new(rounds: usize, millis: u64, cores: [Option<usize>; 2]) -> Results {
         let perftest = perftest::run();
-        Results { rounds, millis, cores, groups: Vec::new(), left_out: Vec::new(), perftest }
+        let (groups, left_out, state) = (Vec::new(), Vec::new(), Rounds::new());
+        Results { rounds, millis, cores, groups, state, left_out, perftest }
     }
 
     pub(crate) fn leave_out(&mut self, group: Group, reason: String) {
@@ -146,6 +150,7 @@ impl Results {
             _ => println!("two processes on ONE core, which the figures are not meant for"),
         }
         println!("{rounds} rounds, each case {millis} ms a round; median, and least to most of the rounds");
+        println!("{}; each case of a round is one here", self.state);
         println!();
         println!(
             "{:<4} {:<7} {:<68} {:>8}  {:<17} {:<9} ",
@@ -248,6 +253,9 @@ impl Results {
         if let Some((text, true)) = self.disturbance() {
             notes.push(format!("BUSY MACHINE: {text}; others took the rest"));
         }
+        if self.state.slow() > 0 {
+            notes.push(self.state.to_string());
+        }
         let mut sheet =
             Sheet::new("ferroce beside the driver alone, the kernel's sockets and UCX".to_owned(), notes);
         for measured in &self.groups {
@@ -292,7 +300,7 @@ impl Results {
         });
         json!({
             "bench": "wire", "machine": Machine::this().to_string(), "date": today(), "cores": self.cores,
-            "rounds": self.rounds, "millis": self.millis,
+            "rounds": self.rounds, "millis": self.millis, "state": state::json(&self.state),
             "lines": lines.iter().map(line).collect::<Vec<_>>(),
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(),
             "left_out": left_out.collect::<Vec<_>>(),
