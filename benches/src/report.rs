@@ -36,7 +36,7 @@ impl Options {
     /// # Errors
     /// Those of writing the file.
     pub fn save_with(&self, rounds: &Rounds, mut results: Value) -> io::Result<()> {
-        println!("{rounds}");
+        println!("machine's state: {rounds}");
         if let Some(results) = results.as_object_mut() {
             results.insert("state".to_owned(), state::json(rounds));
         }

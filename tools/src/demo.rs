@@ -4,6 +4,7 @@
 mod rank;
 mod report;
 mod shapes;
+mod state;
 mod stoppable;
 mod supervisor;
 mod tcp_ring;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 use ferroce::{DeviceSpec, Idle, PathMtu};
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
-use ferroce_driver::machine::Machine;
+use ferroce_driver::machine::{Machine, Rounds};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::info;
 
@@ -39,6 +40,9 @@ use supervisor::{RankNotice, Supervisor};
 ///
 /// The ranks do the same over the kernel's TCP, in turns, and the table has both. "ratio" is TCP's time by
 /// ferroce's: above 1 ferroce is faster.
+///
+/// Before and after each round rank 0 measures how long a cache line takes from core to core, and a round in
+/// which that was slow is repeated; as many rounds more as were asked for, and three, none with --pcap.
 ///
 /// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and
 /// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
@@ -421,6 +425,7 @@ fn supervise(
     let mut logs: Vec<RankLog> = (0..ranks.len()).map(|_| RankLog::default()).collect();
     note!("{} ranks over {driver} are starting", logs.len());
     let (mut heard, mut told) = (Instant::now(), Instant::now());
+    let mut state = Rounds::new();
     while logs.iter().any(|log| log.totals.is_none()) {
         if interrupted.load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
@@ -439,7 +444,21 @@ fn supervise(
         let log = &mut logs[rank as usize];
         match message {
             RankNotice::Event(RankEvent::Opened(opened)) => log.opened = Some(opened),
-            RankNotice::Event(RankEvent::Round { transport, times, elements, wrong }) => {
+            RankNotice::Event(RankEvent::Round { transport, state: ends, is_repeated, .. })
+                if rank == 0 && is_repeated =>
+            {
+                state.note(ends.map(|line| line.map(Into::into)), false);
+                note!("a round over {transport} met the machine in its slow state, and is repeated");
+                told = Instant::now();
+            }
+            // Of no time, and right, or it would not be repeated.
+            RankNotice::Event(RankEvent::Round { is_repeated: true, .. }) => {}
+            RankNotice::Event(RankEvent::Round {
+                transport, times, elements, wrong, state: ends, ..
+            }) => {
+                if rank == 0 {
+                    state.note(ends.map(|line| line.map(Into::into)), true);
+                }
                 log.add_round(transport, times, elements, wrong);
                 if let Some(news) = report::news_of_round(plan.rounds, &logs, transport, rank) {
                     note!("{news}");
@@ -456,7 +475,7 @@ fn supervise(
             RankNotice::Gone(how) => return Err(failed(ranks, rank, how, log)),
         }
     }
-    Ok(DemoReport::new(&plan.tensors, logs))
+    Ok(DemoReport::new(&plan.tensors, logs).in_state(&state))
 }
 
 fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {

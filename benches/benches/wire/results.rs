@@ -150,7 +150,7 @@ impl Results {
             _ => println!("two processes on ONE core, which the figures are not meant for"),
         }
         println!("{rounds} rounds, each case {millis} ms a round; median, and least to most of the rounds");
-        println!("{}; each case of a round is one here", self.state);
+        println!("machine's state: {}; each case of a round is a round here", self.state);
         println!();
         println!(
             "{:<4} {:<7} {:<68} {:>8}  {:<17} {:<9} ",
@@ -254,7 +254,7 @@ impl Results {
             notes.push(format!("BUSY MACHINE: {text}; others took the rest"));
         }
         if self.state.slow() > 0 {
-            notes.push(self.state.to_string());
+            notes.push(format!("machine's state: {}", self.state));
         }
         let mut sheet =
             Sheet::new("ferroce beside the driver alone, the kernel's sockets and UCX".to_owned(), notes);

@@ -36,6 +36,14 @@ impl Repetitions {
     pub fn none() -> Repetitions {
         Repetitions(0)
     }
+
+    /// Takes one, if there is one left, for a round before and after which the state was as `ends` say, and which was slow at one
+    /// of them. Whether it has, and the round is to be repeated.
+    pub fn take(&mut self, ends: [Option<LineTime>; 2]) -> bool {
+        let repeats = self.0 > 0 && ends.iter().flatten().any(LineTime::is_slow);
+        self.0 -= usize::from(repeats);
+        repeats
+    }
 }
 
 impl Rounds {
@@ -58,11 +66,7 @@ impl Rounds {
 
     /// Whether a round counts, before and after which the state was as `ends` say. Without a measurement it does.
     pub fn counts(&mut self, ends: [Option<LineTime>; 2], repetitions: &mut Repetitions) -> bool {
-        let is_slow = ends.iter().flatten().any(LineTime::is_slow);
-        let counts = !is_slow || repetitions.0 == 0;
-        if !counts {
-            repetitions.0 -= 1;
-        }
+        let counts = !repetitions.take(ends);
         self.note(ends, counts);
         counts
     }
@@ -134,13 +138,10 @@ impl fmt::Display for Rounds {
         let Rounds { rounds, repeated, slow, .. } = self;
         let (Some([a, b]), Some(nanos)) = (self.cores(), self.line_nanos()) else {
             let why = if *rounds == 0 { "there was no round" } else { "this process can't use two cores" };
-            return write!(f, "machine's state: not measured, for {why}; no round was repeated");
+            return write!(f, "not measured, for {why}; no round was repeated");
         };
         let [least, median, most] = nanos.map(|nanos| f64::from(nanos) / 1e3);
-        write!(
-            f,
-            "machine's state: a cache line goes between cores {a} and {b} in {median:.2} µs (median of {rounds} "
-        )?;
+        write!(f, "a cache line goes between cores {a} and {b} in {median:.2} µs (median of {rounds} ")?;
         write!(f, "round{}, {least:.2} to {most:.2}); ", if *rounds == 1 { "" } else { "s" })?;
         let were = |count: usize| if count == 1 { "was" } else { "were" };
         let limit = f64::from(LineTime::SLOW_NANOS) / 1e3;
@@ -232,17 +233,17 @@ mod tests {
         let told = |count, states: &[u32]| hold(count, states).0.to_string();
         assert_eq!(
             told(3, &[112, 118, 115]),
-            "machine's state: a cache line goes between cores 0 and 1 in 0.12 µs (median of 3 rounds, 0.12 to 0.12); \
+            "a cache line goes between cores 0 and 1 in 0.12 µs (median of 3 rounds, 0.12 to 0.12); \
              none in the slow state (above 0.30 µs)"
         );
         assert_eq!(
             told(1, &[550, 112]),
-            "machine's state: a cache line goes between cores 0 and 1 in 0.55 µs (median of 2 rounds, 0.11 to 0.55); \
+            "a cache line goes between cores 0 and 1 in 0.55 µs (median of 2 rounds, 0.11 to 0.55); \
              1 was in the slow state (above 0.30 µs), 1 repeated"
         );
         assert_eq!(
             told(2, &[550]),
-            "machine's state: a cache line goes between cores 0 and 1 in 0.55 µs (median of 7 rounds, 0.55 to 0.55); \
+            "a cache line goes between cores 0 and 1 in 0.55 µs (median of 7 rounds, 0.55 to 0.55); \
              7 were in the slow state (above 0.30 µs), 5 repeated; \
              NO MORE REPETITIONS: 2 slow of 2 rounds in the figures"
         );
@@ -251,14 +252,14 @@ mod tests {
     #[test]
     fn without_two_cores_every_round_counts() {
         let mut rounds = Rounds::new();
-        let nothing = "machine's state: not measured, for there was no round; no round was repeated";
+        let nothing = "not measured, for there was no round; no round was repeated";
         assert_eq!(rounds.to_string(), nothing);
         let kept = rounds.hold_with(4, Ok::<_, ()>, || None, Duration::ZERO).unwrap();
         assert_eq!((kept, rounds.rounds(), rounds.repeated()), (vec![0, 1, 2, 3], 4, 0));
         assert_eq!(rounds.line_nanos(), None);
         assert_eq!(
             rounds.to_string(),
-            "machine's state: not measured, for this process can't use two cores; no round was repeated"
+            "not measured, for this process can't use two cores; no round was repeated"
         );
     }
 }

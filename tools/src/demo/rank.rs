@@ -15,11 +15,13 @@ use std::time::Duration;
 use ferroce::{Context, Counter, Device, DeviceSpec, Idle, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
+use ferroce_driver::machine::{LineTime, Repetitions};
 use ferroce_driver::pcap::{Recorder, Recording};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::shapes::{ELEMENT, Tensor};
+use super::state::{Line, is_repeated, vote};
 use super::stoppable::Stoppable;
 use super::tcp_ring::{self, Listening, TcpRing};
 use super::values::{self, Wrong};
@@ -68,6 +70,10 @@ pub(super) enum RankEvent {
         elements: u64,
         /// The tensors with wrong elements.
         wrong: Vec<Wrong>,
+        /// The machine's state before and after, from rank 0.
+        state: [Option<Line>; 2],
+        /// Whether it is repeated and does not count, because the machine was in its slow state.
+        is_repeated: bool,
     },
     /// It is through.
     Finished(Totals),
@@ -273,7 +279,13 @@ pub(super) fn run(
             Ok(driver) => Box::new(Stoppable { driver, stop: stop.clone() }).into(),
             Err(card) => (*card).into(),
         };
-        all_reduce_all(plan, bootstrap, device, tcp, &stop, tell)
+        // A capture has the rounds that were asked for, in whatever state.
+        let transports = 1 + usize::from(tcp.is_some());
+        let repetitions = match pcap {
+            Some(_) => Repetitions::none(),
+            None => Repetitions::of(transports * plan.rounds as usize),
+        };
+        all_reduce_all(plan, bootstrap, device, tcp, repetitions, &stop, tell)
     });
     // The last frames are written when the driver goes.
     tell(match (result, recording.failure()) {
@@ -315,6 +327,7 @@ fn all_reduce_all(
     bootstrap: Bootstrap,
     device: Device,
     tcp: Option<IpAddr>,
+    mut repetitions: Repetitions,
     stop: &AtomicBool,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
@@ -335,6 +348,7 @@ fn all_reduce_all(
     let mut tcp = tcp.map(|address| tcp_ring(&mut communicator, address, stop)).transpose()?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
+    let votes = communicator.allocate(ELEMENT)?;
     for round in 0..plan.rounds {
         // They take turns, so that what changes slowly on the machine falls on both alike.
         let mut turn = [Transport::Ferroce, Transport::Tcp];
@@ -345,43 +359,96 @@ fn all_reduce_all(
             if transport == Transport::Tcp && tcp.is_none() {
                 continue;
             }
-            fill(plan, &mut communicator, &buffers, round)?;
-            let mut times = Vec::with_capacity(buffers.len());
-            for (tensor, buffer) in plan.tensors.iter().zip(&buffers) {
-                // A driver that is told to stop does so at once; a card is asked between two tensors.
-                if stop.load(Ordering::Relaxed) {
-                    return Err(Error::Stopped);
+            loop {
+                let mut ranks = Ranks { communicator: &mut communicator, tcp: tcp.as_mut(), stop };
+                let Timed { times, state } = ranks.all_reduce(plan, transport, &buffers, round)?;
+                let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
+                let own = vote(repetitions.take(state), !wrong.is_empty());
+                let mut ranks = Ranks { communicator: &mut communicator, tcp: tcp.as_mut(), stop };
+                let is_repeated = is_repeated(ranks.sum(transport, votes, own)?);
+                let state = state.map(|line| line.map(Line::from));
+                tell(RankEvent::Round { transport, times, elements, wrong, state, is_repeated });
+                if !is_repeated {
+                    break;
                 }
-                // A rank that is early would begin the next tensor, and take the core for it from one that is late with this.
-                barrier(transport, &mut communicator, tcp.as_mut(), stop)?;
-                let start = shared_clock();
-                match (transport, &mut tcp) {
-                    (Transport::Tcp, Some(ring)) => {
-                        ring.all_reduce(communicator.bytes_mut(*buffer)?, stop)?
-                    }
-                    _ => communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?,
-                }
-                times.push([start, shared_clock()]);
             }
-            // The same, with the check in place of the next tensor.
-            barrier(transport, &mut communicator, tcp.as_mut(), stop)?;
-            let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
-            tell(RankEvent::Round { transport, times, elements, wrong });
         }
     }
     Ok(Totals::of(&communicator.finish()?))
 }
 
-/// Over the transport in use: a rank that waits in TCP does not poll, and would leave a neighbour's last packet without its ACK.
-fn barrier(
-    transport: Transport,
-    communicator: &mut Communicator,
-    tcp: Option<&mut TcpRing>,
-    stop: &AtomicBool,
-) -> Result<(), Error> {
-    match (transport, tcp) {
-        (Transport::Tcp, Some(ring)) => Ok(ring.all_reduce(&mut [0; ELEMENT], stop)?),
-        _ => Ok(communicator.barrier()?),
+/// What a round took.
+struct Timed {
+    /// When each tensor began and ended.
+    times: Vec<[u64; 2]>,
+    /// The machine's state before and after, at rank 0.
+    state: [Option<LineTime>; 2],
+}
+
+/// What a rank reaches the others by. They meet over the transport in use: a rank that waits in TCP does not poll, and would leave a
+/// neighbour's last packet without its ACK.
+struct Ranks<'a> {
+    communicator: &'a mut Communicator,
+    tcp: Option<&'a mut TcpRing>,
+    stop: &'a AtomicBool,
+}
+
+impl Ranks<'_> {
+    /// All-reduces the tensors of a round.
+    fn all_reduce(
+        &mut self,
+        plan: &RankPlan,
+        transport: Transport,
+        buffers: &[Buffer],
+        round: u32,
+    ) -> Result<Timed, Error> {
+        fill(plan, self.communicator, buffers, round)?;
+        // The others are not at work any more, and wait for rank 0 in the next one.
+        self.barrier(transport)?;
+        let before = Line::at(self.communicator.rank());
+        let mut times = Vec::with_capacity(buffers.len());
+        for (tensor, buffer) in plan.tensors.iter().zip(buffers) {
+            // A driver that is told to stop does so at once; a card is asked between two tensors.
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
+            // A rank that is early would begin the next tensor, and take the core for it from one that is late with this.
+            self.barrier(transport)?;
+            let start = shared_clock();
+            match (transport, &mut self.tcp) {
+                (Transport::Tcp, Some(ring)) => {
+                    ring.all_reduce(self.communicator.bytes_mut(*buffer)?, self.stop)?
+                }
+                _ => self.communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?,
+            }
+            times.push([start, shared_clock()]);
+        }
+        // The same, with the check in place of the next tensor.
+        self.barrier(transport)?;
+        let after = Line::at(self.communicator.rank());
+        self.barrier(transport)?;
+        Ok(Timed { times, state: [before, after] })
+    }
+
+    fn barrier(&mut self, transport: Transport) -> Result<(), Error> {
+        match (transport, &mut self.tcp) {
+            (Transport::Tcp, Some(ring)) => Ok(ring.all_reduce(&mut [0; ELEMENT], self.stop)?),
+            _ => Ok(self.communicator.barrier()?),
+        }
+    }
+
+    /// The sum of a number of each rank; `room` is for one.
+    fn sum(&mut self, transport: Transport, room: Buffer, own: f32) -> Result<f32, Error> {
+        let mut element = own.to_ne_bytes();
+        match (transport, &mut self.tcp) {
+            (Transport::Tcp, Some(ring)) => ring.all_reduce(&mut element, self.stop)?,
+            _ => {
+                self.communicator.write(room, 0, &element)?;
+                self.communicator.all_reduce(room, 1, DataType::F32, ReduceOp::Sum)?;
+                self.communicator.read(room, 0, &mut element)?;
+            }
+        }
+        Ok(f32::from_ne_bytes(element))
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use ferroce_driver::machine::Machine;
+use ferroce_driver::machine::{Machine, Rounds};
 use serde::Serialize;
 
 use super::rank::{Opened, PacketTotals, Totals, Transport};
 use super::shapes::Tensor;
+use super::state::State;
 use super::values::Wrong;
 
 /// What one rank reported, in the course of the run.
@@ -71,6 +72,8 @@ pub(super) struct DemoReport {
     /// Times that each tensor was all-reduced over each transport.
     rounds: u32,
     machine: MachineNames,
+    /// The machine's, in all rounds.
+    state: State,
     /// Why this driver.
     why: String,
     /// One entry a rank.
@@ -229,6 +232,7 @@ impl DemoReport {
             ranks,
             rounds,
             machine: MachineNames { cpu, cores, kernel },
+            state: State::from(&Rounds::new()),
             why: String::new(),
             ports,
             sizes,
@@ -243,6 +247,11 @@ impl DemoReport {
     /// Says why the ranks took this driver.
     pub(super) fn because(self, why: &str) -> DemoReport {
         DemoReport { why: why.to_owned(), ..self }
+    }
+
+    /// Says in which state the machine was.
+    pub(super) fn in_state(self, rounds: &Rounds) -> DemoReport {
+        DemoReport { state: State::from(rounds), ..self }
     }
 
     /// 0 if every element is right.
@@ -314,6 +323,7 @@ impl fmt::Display for DemoReport {
         let times = if *rounds == 1 { "one round".to_owned() } else { format!("median of {rounds} rounds") };
         let figures = format!("milliseconds for all tensors of a row: {times} (least - most)");
         paragraph(f, "figures", &figures)?;
+        paragraph(f, "state", &self.state.text)?;
         writeln!(f)?;
         self.write_table(f)?;
         writeln!(f)?;

@@ -1,0 +1,90 @@
+//! The state of the machine in the rounds of a demo, which rank 0 measures while the others wait for it.
+
+use ferroce_driver::machine::{LineTime, Rounds};
+use serde::{Deserialize, Serialize};
+
+/// A [`LineTime`], as rank 0 tells it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Line {
+    cores: [usize; 2],
+    nanos: u32,
+}
+
+impl Line {
+    /// Measured by rank 0. `None` at the others, and where it can't be measured.
+    pub(super) fn at(rank: u32) -> Option<LineTime> {
+        if rank == 0 { LineTime::measure() } else { None }
+    }
+}
+
+impl From<LineTime> for Line {
+    fn from(LineTime { cores, nanos }: LineTime) -> Line {
+        Line { cores, nanos }
+    }
+}
+
+impl From<Line> for LineTime {
+    fn from(Line { cores, nanos }: Line) -> LineTime {
+        LineTime { cores, nanos }
+    }
+}
+
+/// What a rank adds to the sum by which all of them learn whether a round is repeated: rank 0, whether it was in the slow state and
+/// there are repetitions left, and each rank, whether it has found wrong elements. A round with such is never repeated, but
+/// reported.
+pub(super) fn vote(repeats: bool, is_wrong: bool) -> f32 {
+    f32::from(u8::from(repeats)) + if is_wrong { 2.0 } else { 0.0 }
+}
+
+/// What the sum says.
+pub(super) fn is_repeated(votes: f32) -> bool {
+    votes == 1.0
+}
+
+/// What the report says of [`Rounds`].
+#[derive(Debug, Serialize)]
+pub(super) struct State {
+    /// For people.
+    #[serde(skip)]
+    pub(super) text: String,
+    cores: Option<[usize; 2]>,
+    /// Of a cache line from core to core: the least, the median and the most of the rounds.
+    line_ns: Option<[u32; 3]>,
+    /// Measured rounds, each over one transport, with those that were repeated.
+    rounds: usize,
+    slow_repeated: usize,
+    slow_in_figures: usize,
+}
+
+impl From<&Rounds> for State {
+    fn from(rounds: &Rounds) -> State {
+        State {
+            text: rounds.to_string(),
+            cores: rounds.cores(),
+            line_ns: rounds.line_nanos(),
+            rounds: rounds.rounds(),
+            slow_repeated: rounds.repeated(),
+            slow_in_figures: rounds.slow(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_round_is_repeated_unless_an_element_is_wrong() {
+        let rounds: [(&[(bool, bool)], bool); 5] = [
+            (&[(false, false), (false, false)], false),
+            (&[(true, false), (false, false)], true),
+            (&[(true, true), (false, false)], false),
+            (&[(true, false), (false, true)], false),
+            (&[(false, true), (false, false)], false),
+        ];
+        for (ranks, expected) in rounds {
+            let votes = ranks.iter().map(|(repeats, is_wrong)| vote(*repeats, *is_wrong)).sum();
+            assert_eq!(is_repeated(votes), expected, "{ranks:?}");
+        }
+    }
+}
