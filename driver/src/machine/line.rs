@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::thread::{self, Builder};
 use std::time::Instant;
 
@@ -58,7 +57,9 @@ impl fmt::Display for LineTime {
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// The one that answers is to end.
+/// The one that answers is not there yet.
+const ABSENT: u64 = u64::MAX - 1;
+/// The one that answers is to end, or could not be pinned.
 const STOP: u64 = u64::MAX;
 /// Stretches that are timed. Whoever loses its core for a time slice spoils one of them.
 const STRETCHES: usize = 32;
@@ -67,29 +68,22 @@ const ROUND_TRIPS: u64 = 128;
 
 /// Nanoseconds one way of each stretch.
 fn bounce([near, far]: [usize; 2]) -> Option<Vec<u32>> {
-    let line = &Line(AtomicU64::new(0));
-    // Both threads are new: the caller's may go on wherever it was allowed to run.
+    // The calling thread is one of the two, and spins: one that sleeps meanwhile may wake up on the core of another that spins
+    // in its program, and wait there for a time slice, which is milliseconds of what it measures next.
+    let _pinned = Pinned::to(near)?;
+    let line = &Line(AtomicU64::new(ABSENT));
     thread::scope(|scope| {
-        let (ready, is_ready) = mpsc::channel();
-        let answer = move || {
-            if pin(far) && ready.send(()).is_ok() {
-                answer(line);
-            }
+        let answer = move || match Pinned::to(far) {
+            Some(_pinned) => answer(line),
+            None => line.0.store(STOP, Ordering::Release),
         };
         Builder::new().spawn_scoped(scope, answer).ok()?;
-        let ask = move || {
-            // An error is the end of a thread that could not be pinned.
-            let stretches = (pin(near) && is_ready.recv().is_ok()).then(|| ask(line));
-            line.0.store(STOP, Ordering::Release);
-            stretches
-        };
-        match Builder::new().spawn_scoped(scope, ask) {
-            Ok(asking) => asking.join().ok()?,
-            Err(_) => {
-                line.0.store(STOP, Ordering::Release);
-                None
-            }
+        while line.0.load(Ordering::Acquire) == ABSENT {
+            thread::yield_now();
         }
+        let stretches = (line.0.load(Ordering::Acquire) != STOP).then(|| ask(line));
+        line.0.store(STOP, Ordering::Release);
+        stretches
     })
 }
 
@@ -113,6 +107,7 @@ fn ask(line: &Line) -> Vec<u32> {
 
 /// Makes each odd number even.
 fn answer(line: &Line) {
+    line.0.store(0, Ordering::Release);
     loop {
         match line.0.load(Ordering::Acquire) {
             STOP => return,
@@ -134,14 +129,31 @@ fn first_two() -> Option<[usize; 2]> {
     Some([cores.next()?, cores.next()?])
 }
 
-/// Keeps this thread on a core, if it may.
-fn pin(core: usize) -> bool {
-    let mut only = CpuSet::new();
-    if core >= CpuSet::MAX_CPU {
-        return false;
+/// Keeps this thread on a core until it is dropped.
+struct Pinned {
+    /// Where the thread may run otherwise.
+    before: CpuSet,
+}
+
+impl Pinned {
+    /// `None` if it may not run there.
+    fn to(core: usize) -> Option<Pinned> {
+        let before = sched_getaffinity(None).ok()?;
+        let mut only = CpuSet::new();
+        if core >= CpuSet::MAX_CPU {
+            return None;
+        }
+        only.set(core);
+        sched_setaffinity(None, &only).ok()?;
+        Some(Pinned { before })
     }
-    only.set(core);
-    sched_setaffinity(None, &only).is_ok()
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // The kernel has just named these cores itself; it refuses them only if all were taken away since.
+        let _ = sched_setaffinity(None, &self.before);
+    }
 }
 
 #[cfg(test)]
@@ -177,9 +189,9 @@ mod tests {
         assert_eq!(LineTime::between([0, 0]), None);
         assert_eq!(LineTime::between([0, CpuSet::MAX_CPU]), None);
         assert_eq!(LineTime::between([CpuSet::MAX_CPU, 0]), None);
-        let of_one = thread::spawn(|| pin(first_two().map_or(0, |cores| cores[1])).then(LineTime::measure));
-        // Without a value the thread could not be pinned.
-        assert_eq!(of_one.join().unwrap().flatten(), None);
+        let last = first_two().map_or(0, |cores| cores[1]);
+        let _pinned = Pinned::to(last).unwrap();
+        assert_eq!(LineTime::measure(), None);
     }
 
     #[test]
