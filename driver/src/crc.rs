@@ -19,7 +19,7 @@ mod vpclmulqdq;
 
 use crc32fast::Hasher;
 
-use crate::memory::Span;
+use crate::memory::{Span, SpanMut};
 
 /// A way to compute CRC-32 that works on this processor. All ways give the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,15 @@ impl Crc32 {
     /// If the two are not of the same length.
     #[inline]
     pub fn copy<'a>(self, register: u32, from: impl Into<Span<'a>>, to: &mut [u8]) -> u32 {
-        let from = from.into();
+        self.copy_to(register, from.into(), to.into())
+    }
+
+    /// As [`copy`](Crc32::copy), to memory that another process may write meanwhile.
+    ///
+    /// # Panics
+    /// If the two are not of the same length.
+    #[inline]
+    pub fn copy_to(self, register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
         assert_eq!(from.len(), to.len(), "a copy has as many bytes as the original");
         match self.0 {
             // SAFETY: a value of this level exists only where the processor has its features.
@@ -151,26 +159,33 @@ fn crc32fast_update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
     crc32fast_update(crc32fast_update(register, &masked[..head.len()]), rest)
 }
 
+/// Bytes that are in the L1 cache for their second reading.
+const PIECE: usize = 4096;
+
 /// Of bytes that somebody may write meanwhile: of a copy of them.
 fn crc32fast_of(register: u32, data: Span<'_>) -> u32 {
-    const PIECE: usize = 512;
+    by_pieces(register, data, |_| ())
+}
+
+fn crc32fast_copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
+    let mut rest = to;
+    by_pieces(register, from, |piece| {
+        let (now, later) = rest.split_at(piece.len());
+        now.copy_from(piece.into());
+        rest = later;
+    })
+}
+
+/// Copies `data` piece by piece, for `each` to see.
+fn by_pieces(register: u32, data: Span<'_>, mut each: impl FnMut(&[u8])) -> u32 {
     let (mut register, mut rest, mut copy) = (register, data, [0; PIECE]);
     while !rest.is_empty() {
         let (now, later) = rest.split_at(rest.len().min(PIECE));
-        register = crc32fast_copy(register, now, &mut copy[..now.len()]);
+        let piece = &mut copy[..now.len()];
+        now.copy_to(piece);
+        register = crc32fast_update(register, piece);
+        each(piece);
         rest = later;
     }
     register
-}
-
-/// Piece by piece, so that each is still in the L1 cache for its second reading.
-fn crc32fast_copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
-    const PIECE: usize = 8192;
-    let mut rest = from;
-    to.chunks_mut(PIECE).fold(register, |register, to| {
-        let (now, later) = rest.split_at(to.len());
-        rest = later;
-        now.copy_to(to);
-        crc32fast_update(register, to)
-    })
 }

@@ -1,7 +1,7 @@
 //! What a driver and the engine hand each other during a burst.
 
 use crate::kept::RxFrame;
-use crate::memory::{Payload, Span};
+use crate::memory::{Payload, Span, SpanMut};
 
 /// Where a burst of received frames goes. A closure over `&[u8]` is one.
 pub trait FrameSink {
@@ -42,6 +42,15 @@ pub trait FrameSource {
         None
     }
 
+    /// As [`write`](FrameSource::write), for ports whose frames go to memory that others have too: `head` and `tail` are
+    /// the port's own and get what is around a payload, which goes where `room` says. `head` gets all of a frame whose
+    /// payload is short, or has no room elsewhere; it is as long as `write` wants its buffer.
+    fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
+        let _ = (tail, room);
+        let head = self.write(head)?;
+        Some(Gathered { head, tail: 0 })
+    }
+
     /// Gives a frame that [`write`](FrameSource::write) has just made another IPv4 identification.
     /// For sockets whose kernel numbers the packets ([`Layer::Ip`](crate::Layer::Ip)).
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {
@@ -53,6 +62,13 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> FrameSource for F {
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
         self(buffer)
     }
+}
+
+/// Where payloads go that are copied once, from registered memory to what processes share.
+pub trait Room {
+    /// A place for `payload` bytes of a frame to the queue pair `qpn` at an IP address, of which `destination` has the 4 or
+    /// 16 bytes; `None` if there is none. It is asked for once a frame at most, before the frame is written.
+    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<SpanMut<'_>>;
 }
 
 /// Most bytes behind a payload: three of pad, four of ICRC.
@@ -137,6 +153,12 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
         self.source.payload()
     }
 
+    /// A frame must be whole to be seen, so it is written in one piece.
+    fn place(&mut self, head: &mut [u8], _: &mut [u8; TAIL_MAX], _: &mut dyn Room) -> Option<Gathered> {
+        let head = self.write(head)?;
+        Some(Gathered { head, tail: 0 })
+    }
+
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {
         self.source.renumber(frame, identification);
     }
@@ -203,6 +225,12 @@ impl FrameSource for EitherSource<'_> {
 
     fn payload(&self) -> Option<Payload<'_>> {
         if self.second { self.then.payload() } else { self.first.payload() }
+    }
+
+    fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
+        let first = self.first.place(head, tail, room);
+        self.second = first.is_none();
+        first.or_else(|| self.then.place(head, tail, room))
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {

@@ -11,6 +11,7 @@
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN; fabrics of switches |
 //! | `af_xdp` | AF_XDP sockets on a real interface; feature `af_xdp`, which needs clang, libclang, m4, libelf and zlib headers at build time |
 //! | [`udp`] | a plain UDP socket, which needs no privilege |
+//! | [`shm`] | memory that processes of one user on this host share |
 //! | [`dpdk`] | ports of DPDK: cards bound to user space, virtual devices; loaded at run time |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
@@ -69,6 +70,7 @@ pub mod reduction;
 pub mod rnic;
 mod sealed;
 pub mod shared;
+pub mod shm;
 pub mod sim;
 mod slots;
 mod time;
@@ -86,11 +88,11 @@ use std::time::{Duration, Instant};
 
 pub use crc::Crc32;
 pub use frame::{
-    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
+    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Room, Sent, TAIL_MAX,
 };
 pub use kept::{KeptFrame, RxFrame};
 pub use membership::Membership;
-pub use memory::{Held, Memory, MemoryError, MemoryKind, Payload, Piece, Pinned, Span};
+pub use memory::{Held, Memory, MemoryError, MemoryKind, Payload, Piece, Pinned, Span, SpanMut};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
 #[doc(hidden)]

@@ -27,8 +27,8 @@ use crate::gpu::{self, GpuError};
 pub use device::{Held, Piece};
 pub(crate) use host::{AnonymousMapping, EmptyRange};
 pub use payload::{Payload, Pinned};
-pub use span::Span;
 pub(crate) use span::copy_in;
+pub use span::{Span, SpanMut};
 
 /// A block of memory with a stable address, to be registered with a context, which gives it back with the
 /// registration's end.

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
+use crate::memory::SpanMut;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstatfs, memfd_create};
 
 /// A mapping of a file with these is as long as it was for ever.
@@ -119,6 +120,16 @@ impl SealedMemory {
         // overlaps. That another process may write them meanwhile spoils their value, which nobody here
         // relies on.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(from).cast(), from.len()) };
+    }
+
+    /// The `count` bytes at `offset`, to copy to.
+    ///
+    /// # Panics
+    /// If they are not inside the memory.
+    #[inline]
+    pub(crate) fn span_mut(&self, offset: usize, count: usize) -> SpanMut<'_> {
+        // SAFETY: so many bytes of the mapping, which lives as long as `self`; there is no reference to them.
+        unsafe { SpanMut::new(self.bytes(offset, count), count) }
     }
 
     /// Copies the bytes at `offset` to `to`. Others may change them meanwhile and afterwards: what is to be checked is the

@@ -14,6 +14,7 @@
 mod join;
 mod message;
 mod name;
+pub(crate) mod owner;
 mod service;
 mod table;
 #[cfg(test)]
@@ -40,6 +41,12 @@ pub(crate) const SLOTS: usize = 64;
 const MAIL_MAX: usize = 1024;
 /// The longest mail.
 pub(crate) const MAIL_LEN_MAX: usize = 10 << 10;
+/// Mail that is a packet for this slot.
+pub(crate) const PACKET: u8 = b'P';
+/// Mail that came by the slot's name, from a process of this group or of another one.
+pub(crate) const OFFER: u8 = b'O';
+/// Mail that says of a process that was [watched](Slot::watch) that it has ended; its bytes are the watch's number.
+pub(crate) const GONE: u8 = b'G';
 /// How long a change of the group may take: a newcomer waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -65,6 +72,33 @@ pub(crate) trait Resource: Send + 'static {
 
     /// That is ready. Never blocks.
     fn serve(&mut self, group: &Group);
+}
+
+/// Says something to the process in slot `number` of what is called `what` in names. Never blocks. Returns whether it is there
+/// and of this user.
+pub(crate) fn offer(
+    what: &str,
+    number: usize,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<bool> {
+    match Name::new(what).connect(&number.to_string())? {
+        Found::Process(connection) => {
+            message::send(&connection, &[&[OFFER], bytes], descriptors)?;
+            Ok(true)
+        }
+        Found::Nobody | Found::Busy | Found::Stranger(_) => Ok(false),
+    }
+}
+
+/// Says something to who has a mailbox. Never blocks.
+pub(crate) fn reply(
+    mailbox: impl AsFd,
+    kind: u8,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    message::send(mailbox, &[&[kind], bytes], descriptors)
 }
 
 /// A resource that has no descriptors of its own: its members find each other, no more.
@@ -102,6 +136,16 @@ pub(crate) struct Group {
     one_left: Condvar,
     bell: OwnedFd,
     undelivered: AtomicU64,
+    watches: Mutex<Vec<Watch>>,
+}
+
+/// A process whose end is told to a slot.
+#[derive(Clone, Debug)]
+struct Watch {
+    slot: usize,
+    number: u64,
+    /// The mailbox of the process.
+    mailbox: Arc<OwnedFd>,
 }
 
 /// What has come for a slot of this process.
@@ -126,6 +170,7 @@ pub(crate) struct Mail {
 pub(crate) struct Slot {
     group: Arc<Group>,
     number: usize,
+    mailbox: Arc<OwnedFd>,
     thread: Arc<Thread>,
 }
 
@@ -152,6 +197,18 @@ impl Slot {
 
     pub(crate) fn group(&self) -> &Group {
         &self.group
+    }
+
+    /// The end of this slot's mailbox that others have.
+    pub(crate) fn mailbox(&self) -> BorrowedFd<'_> {
+        self.mailbox.as_fd()
+    }
+
+    /// Has mail of the kind [`GONE`] come when the process that has this mailbox has ended.
+    pub(crate) fn watch(&self, number: u64, mailbox: OwnedFd) {
+        let watch = Watch { slot: self.number, number, mailbox: mailbox.into() };
+        locked(&self.group.watches).push(watch);
+        self.group.ring();
     }
 
     /// Who is woken when there is mail.
@@ -306,17 +363,21 @@ impl Group {
 impl Inbox {
     /// Returns whether there was room.
     fn put(&self, mail: Mail) -> bool {
-        let mut all = locked(&self.mail);
-        if all.len() >= MAIL_MAX {
+        if locked(&self.mail).len() >= MAIL_MAX {
             return false;
         }
+        self.put_always(mail);
+        true
+    }
+
+    fn put_always(&self, mail: Mail) {
+        let mut all = locked(&self.mail);
         all.push_back(mail);
         self.is_waiting.store(true, Ordering::Relaxed);
         drop(all);
         if let Some(waker) = &*locked(&self.waker) {
             waker.wake_by_ref();
         }
-        true
     }
 }
 

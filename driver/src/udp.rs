@@ -12,7 +12,6 @@
 
 mod control;
 mod header;
-mod mad;
 mod receive;
 mod refusal;
 mod socket;
@@ -32,7 +31,7 @@ use tracing::{debug, info, warn};
 
 use crate::kept::COPIES_MAX;
 use crate::netlink::{Interface, Netlink};
-use crate::slots::{SLOTS, Slot};
+use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
@@ -221,8 +220,8 @@ impl Udp {
             );
         }
         let terms = SocketTerms::new(PORT, receive_buffer)
-            .qpns(steering::qpns(number))
-            .comm_ids(mad::comm_ids(number));
+            .qpns(owner::qpns(number))
+            .comm_ids(owner::comm_ids(number));
         let lost_before = socket::dropped(socket.as_fd()).unwrap_or(0);
         let doorbell = Doorbell::new().map_err(os)?;
         slot.wake(doorbell.waker());
@@ -523,13 +522,13 @@ fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     let qpn = u32::from_be_bytes([0, a, b, c]);
     if qpn == QP1 {
         // It came before the others did.
-        steering::post_mad(slot.group(), datagram, packet);
+        owner::post_mad(slot.group(), datagram, packet);
         return true;
     }
-    let owner = steering::slot_of(qpn);
+    let owner = owner::slot_of(qpn);
     let is_others = owner != slot.number() && slot.group().alive() >> owner & 1 == 1 && qpn != MULTICAST;
     is_others && {
-        slot.group().post_or_count(owner, steering::PACKET, packet);
+        slot.group().post_or_count(owner, PACKET, packet);
         true
     }
 }
@@ -551,7 +550,7 @@ fn take_mail(
     let mut packets = 0;
     for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
         match mail.kind {
-            steering::PACKET => {
+            PACKET => {
                 packets += 1;
                 stats.rx_frames += 1;
                 stats.rx_bytes += mail.bytes.len() as u64;

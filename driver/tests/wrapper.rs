@@ -11,7 +11,8 @@ use std::time::Duration;
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::{
     Armed, Capabilities, EitherSource, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered,
-    Memory, Nanos, NextHop, PacketDriver, Payload, Refusal, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
+    Memory, Nanos, NextHop, PacketDriver, Payload, Refusal, Room, RxFrame, Sent, SpanMut, Stats, TAIL_MAX,
+    Wrapper,
 };
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
@@ -106,6 +107,15 @@ impl PacketDriver for Noted {
         self.note("leave");
         Ok(())
     }
+    fn listen(&mut self, service: u64) -> Result<(), Error> {
+        assert_eq!(service, 7);
+        self.note("listen");
+        Ok(())
+    }
+    fn unlisten(&mut self, service: u64) {
+        assert_eq!(service, 7);
+        self.note("unlisten");
+    }
     fn line_rate(&self) -> Option<u64> {
         self.note("line_rate");
         Some(9)
@@ -156,6 +166,8 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     driver.join(PEER).unwrap();
     driver.admit(PEER).unwrap();
     driver.leave(PEER).unwrap();
+    driver.listen(7).unwrap();
+    driver.unlisten(7);
     assert_eq!(driver.stats().rx_frames, 3);
     assert_eq!(driver.line_rate(), Some(9));
 }
@@ -194,6 +206,13 @@ impl FrameSource for Ends {
         tail[..4].fill(7);
         Some(Gathered { head: 40, tail: 4 })
     }
+    fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
+        self.0.push("place");
+        head[..40].fill(7);
+        tail[..4].fill(7);
+        room.place(&[10, 0, 0, 2], 5, 16)?.copy_from([7; 16].as_slice().into());
+        Some(Gathered { head: 40, tail: 4 })
+    }
     fn payload(&self) -> Option<Payload<'_>> {
         self.2.set(self.2.get() + 1);
         self.1.payload(0, 16)
@@ -201,6 +220,16 @@ impl FrameSource for Ends {
     fn renumber(&mut self, _: &mut [u8], identification: u16) {
         assert_eq!(identification, 9);
         self.0.push("renumber");
+    }
+}
+
+/// A place for a payload.
+struct Scratch([u8; 16]);
+
+impl Room for Scratch {
+    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<SpanMut<'_>> {
+        assert_eq!((destination, qpn, payload), (&[10, 0, 0, 2][..], 5, 16));
+        Some(self.0.as_mut_slice().into())
     }
 }
 
@@ -231,6 +260,14 @@ fn filters_forward_every_call_of_sinks_and_sources() {
         frame.bytes(&mut scratch) == FRAME
     });
     noted.tx_burst(Nanos(1), &mut EitherSource::new(&mut nothing, &mut filtered)).unwrap();
+    // A filter has a frame written in one piece.
+    let mut room = Scratch([0; 16]);
+    let mut whole = EitherSource::new(&mut nothing, &mut filtered);
+    assert_eq!(whole.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 60);
+    drop(filtered);
+    let mut placed = EitherSource::new(&mut nothing, &mut source);
+    assert_eq!(placed.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 40);
+    assert_eq!(room.0, [7; 16]);
     // By the filter, which looks at the frame, and by the port.
     assert_eq!(source.2.get(), 2);
     let seen = sink.0.iter().chain(&source.0).chain(&["payload"]);

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use ferroce_driver::PacketDriver;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
+use ferroce_driver::shm::Shm;
 use ferroce_driver::udp::{Udp, UdpConfig};
 use rustix::io::Errno;
 use tracing::info;
@@ -24,6 +25,7 @@ pub use dpdk::DpdkSpec;
 /// | `af_xdp:eth0:2` | the same, on queue 2 alone |
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
+/// | `shm:NAME` | memory that the processes of this user share who name it so, at the address 127.0.0.1 |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
 /// | `ibverbs:mlx5_0` | the first port of an RNIC that speaks RoCE, by libibverbs |
 /// | `ibverbs:mlx5_0:1:3` | its port 1, with row 3 of the GID table alone |
@@ -44,6 +46,8 @@ pub enum DeviceSpec {
     Udp(IpAddr),
     /// A UDP socket on the first address of an interface.
     UdpInterface(String),
+    /// A switch in shared memory, by its name.
+    Shm(String),
     /// A port of DPDK.
     Dpdk(DpdkSpec),
     /// A port of an RNIC, by libibverbs.
@@ -90,6 +94,7 @@ impl DeviceSpec {
             DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue)?,
             DeviceSpec::Udp(address) => open_udp(&UdpConfig::new(*address))?,
             DeviceSpec::UdpInterface(interface) => open_udp(&UdpConfig::of_interface(interface)?)?,
+            DeviceSpec::Shm(name) => Box::new(Shm::open(name)?),
             DeviceSpec::Dpdk(port) => port.open()?,
             DeviceSpec::Loopback => {
                 let switch = Switch::new(SwitchConfig::default())?;
@@ -131,6 +136,10 @@ impl FromStr for DeviceSpec {
         match (driver, argument) {
             ("loopback", None) => Ok(DeviceSpec::Loopback),
             ("loopback", Some(_)) => refused("'loopback' takes no argument"),
+            ("shm", Some(name)) => Ok(DeviceSpec::Shm(name.to_owned())),
+            ("shm", None) => {
+                refused("shm needs a name: shm:NAME, the same for all processes that are to meet")
+            }
             ("dpdk", Some(argument)) => Ok(DeviceSpec::Dpdk(argument.parse()?)),
             ("dpdk", None) => refused("dpdk needs a port: dpdk:net_memif0@10.0.0.1/24 --vdev=..."),
             ("af_xdp", None) => {
@@ -195,6 +204,7 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::AfXdp { interface, queue: Some(queue) } => write!(f, "af_xdp:{interface}:{queue}"),
             DeviceSpec::Udp(address) => write!(f, "udp:{address}"),
             DeviceSpec::UdpInterface(interface) => write!(f, "udp:{interface}"),
+            DeviceSpec::Shm(name) => write!(f, "shm:{name}"),
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Ibverbs { name, port, gid } => {
                 write!(f, "ibverbs:{name}")?;
@@ -211,7 +221,7 @@ impl fmt::Display for DeviceSpec {
 }
 
 /// What a device can be.
-const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, dpdk:PORT, ibverbs:DEVICE and loopback";
+const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, shm:NAME, dpdk:PORT, ibverbs:DEVICE and loopback";
 
 /// What the kernel takes for an interface's name (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
@@ -268,6 +278,7 @@ mod tests {
             "udp:eth0",
             "udp:10.0.0.1",
             "udp:fd09::1",
+            "shm:lab",
             "ibverbs:mlx5_0",
             "ibverbs:rxe0:1",
             "ibverbs:rxe0:2:3",
@@ -300,6 +311,7 @@ mod tests {
             ("ibverbs:rxe0:x", "a port from 1"),
             ("ibverbs:rxe0:1:256", "a row of its GID table"),
             ("ibverbs:rxe0:1:2:3", "ibverbs:DEVICE:PORT:GID"),
+            ("shm", "needs a name"),
             ("dpdk", "needs a port"),
             ("dpdk:", "dpdk:PORT"),
             ("xdp:eth0", "no such driver"),

@@ -247,6 +247,16 @@ impl PathHeader {
         }
     }
 
+    /// The destination in the network header: 4 or 16 bytes.
+    #[inline]
+    pub fn destination(&self) -> &[u8] {
+        let start = usize::from(self.network_start);
+        match self.network {
+            NetworkHeader::Ipv4 => &self.bytes[start + 16..start + 20],
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => &self.bytes[start + 24..start + 40],
+        }
+    }
+
     /// Which network header it has.
     pub const fn network(&self) -> NetworkHeader {
         self.network

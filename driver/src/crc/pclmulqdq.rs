@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::constants::{self, INVERSE, MODULUS, coefficients};
-use crate::memory::Span;
+use crate::memory::{Span, SpanMut};
 
 /// BytesBy16 of a vector.
 const VECTOR: usize = 16;
@@ -17,17 +17,17 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, None, BytesBy16 { from, to: &mut [] })
+    run::<false>(register, None, BytesBy16 { from, to: SpanMut::empty() })
 }
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, Some(mask), BytesBy16 { from, to: &mut [] })
+    run::<false>(register, Some(mask), BytesBy16 { from, to: SpanMut::empty() })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
+pub(super) fn copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
     run::<true>(register, None, BytesBy16 { from, to })
 }
 
@@ -117,7 +117,7 @@ pub(super) fn remainder(value: __m128i) -> u32 {
 /// is not used.
 struct BytesBy16<'a, const COPY: bool> {
     from: Span<'a>,
-    to: &'a mut [u8],
+    to: SpanMut<'a>,
 }
 
 impl<const COPY: bool> BytesBy16<'_, COPY> {
@@ -130,10 +130,10 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
         // SAFETY: 16 bytes are read from a span of 16.
         let vector = unsafe { _mm_loadu_si128(now.address().cast()) };
         if COPY {
-            let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
+            let (now, later) = self.to.split_at(VECTOR);
             self.to = later;
-            // SAFETY: 16 bytes are written to a slice of 16.
-            unsafe { _mm_storeu_si128(now.as_mut_ptr().cast(), vector) };
+            // SAFETY: 16 bytes are written to a span of 16.
+            unsafe { _mm_storeu_si128(now.address().cast(), vector) };
         }
         vector
     }
@@ -148,7 +148,7 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
             let mut bytes = [0; VECTOR];
             // SAFETY: 16 bytes are written to an array of 16.
             unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), vector) };
-            self.to.copy_from_slice(&bytes[..len]);
+            self.to.copy_from(bytes[..len].into());
         }
         vector
     }

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::constants::{self, LIMIT, coefficients};
 use super::pclmulqdq;
-use crate::memory::Span;
+use crate::memory::{Span, SpanMut};
 
 /// BytesBy64 of a vector.
 const VECTOR: usize = 64;
@@ -23,17 +23,17 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, _mm512_setzero_si512(), BytesBy64 { from, to: &mut [] })
+    run::<false>(register, _mm512_setzero_si512(), BytesBy64 { from, to: SpanMut::empty() })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, load(mask), BytesBy64 { from, to: &mut [] })
+    run::<false>(register, load(mask), BytesBy64 { from, to: SpanMut::empty() })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
+pub(super) fn copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
     run::<true>(register, _mm512_setzero_si512(), BytesBy64 { from, to })
 }
 
@@ -129,7 +129,7 @@ fn remainder(lanes: __m512i) -> u32 {
 /// is not used.
 struct BytesBy64<'a, const COPY: bool> {
     from: Span<'a>,
-    to: &'a mut [u8],
+    to: SpanMut<'a>,
 }
 
 impl<const COPY: bool> BytesBy64<'_, COPY> {
@@ -142,10 +142,10 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         // SAFETY: 64 bytes are read from a span of 64.
         let vector = unsafe { _mm512_loadu_si512(now.address().cast()) };
         if COPY {
-            let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
+            let (now, later) = self.to.split_at(VECTOR);
             self.to = later;
-            // SAFETY: 64 bytes are written to a slice of 64.
-            unsafe { _mm512_storeu_si512(now.as_mut_ptr().cast(), vector) };
+            // SAFETY: 64 bytes are written to a span of 64.
+            unsafe { _mm512_storeu_si512(now.address().cast(), vector) };
         }
         vector
     }
@@ -158,7 +158,7 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.address().cast()) };
         if COPY {
             // SAFETY: only as many bytes are written as there is room for.
-            unsafe { _mm512_mask_storeu_epi8(self.to.as_mut_ptr().cast(), first(self.to.len()), vector) };
+            unsafe { _mm512_mask_storeu_epi8(self.to.address().cast(), first(self.to.len()), vector) };
         }
         vector
     }

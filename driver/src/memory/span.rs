@@ -103,6 +103,78 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Span<'a> {
     }
 }
 
+/// Bytes to copy to. Another process may read and write them at any time, so there is no slice of them.
+#[derive(Clone, Copy, Debug)]
+pub struct SpanMut<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    life: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> SpanMut<'a> {
+    /// # Safety
+    /// `len` bytes at `base` are valid for writes for the life `'a`, and nobody of this process has a reference to them.
+    #[inline(always)]
+    pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> SpanMut<'a> {
+        SpanMut { base, len, life: PhantomData }
+    }
+
+    /// No bytes.
+    #[inline(always)]
+    pub(crate) fn empty() -> SpanMut<'a> {
+        SpanMut { base: NonNull::dangling(), len: 0, life: PhantomData }
+    }
+
+    /// How many bytes.
+    #[inline(always)]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte.
+    #[inline(always)]
+    pub(crate) fn address(self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// The first `at` bytes and the others.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline(always)]
+    pub fn split_at(self, at: usize) -> (SpanMut<'a>, SpanMut<'a>) {
+        assert!(at <= self.len, "{at} bytes of {}", self.len);
+        // SAFETY: both are parts of the span.
+        unsafe { (SpanMut::new(self.base, at), SpanMut::new(self.base.add(at), self.len - at)) }
+    }
+
+    /// Copies `from` there.
+    ///
+    /// # Panics
+    /// If it has another length.
+    #[inline(always)]
+    pub fn copy_from(self, from: Span<'_>) {
+        assert_eq!(self.len, from.len(), "a copy has as many bytes as the original");
+        // SAFETY: so many bytes are valid on both sides. Where the two overlap somebody writes what is being copied, and
+        // nobody relies on its value.
+        unsafe { std::ptr::copy(from.address(), self.base.as_ptr(), self.len) };
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for SpanMut<'a> {
+    #[inline(always)]
+    fn from(bytes: &'a mut [u8]) -> SpanMut<'a> {
+        // SAFETY: a slice's bytes are valid for its life, for which it is borrowed.
+        unsafe { SpanMut::new(NonNull::from(&mut *bytes).cast(), bytes.len()) }
+    }
+}
+
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
 

@@ -93,7 +93,7 @@ pub(super) fn join<R: Resource>(
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (mailbox, mailbox_of_others) = pair.map_err(|error| os(error.into()))?;
         table.clear(slot);
-        own.push(Own { slot, listener, mailbox, mailbox_of_others });
+        own.push(Own { slot, listener, mailbox, mailbox_of_others: Arc::new(mailbox_of_others) });
     }
     let mask = own.iter().fold(0, |mask, own| mask | 1 << own.slot);
     let alive = found.alive | mask;
@@ -113,15 +113,16 @@ pub(super) fn join<R: Resource>(
         left: Mutex::new(0),
         one_left: Condvar::new(),
         undelivered: AtomicU64::new(0),
+        watches: Mutex::new(Vec::new()),
         bell: new_bell().map_err(|source| Error::sharing(what, source.to_string()))?,
     });
     group.set_alive(alive);
-    let numbers: Vec<usize> = own.iter().map(|own| own.slot).collect();
+    let numbers: Vec<_> = own.iter().map(|own| (own.slot, own.mailbox_of_others.clone())).collect();
     let thread = Service::start(group.clone(), own, resource)
         .map_err(|source| Error::sharing(&group.what, format!("starting a thread: {source}")))?;
     let thread = Arc::new(Thread(Mutex::new(Some(thread))));
     drop(held);
-    let slot = |number| Slot { group: group.clone(), number, thread: thread.clone() };
+    let slot = |(number, mailbox)| Slot { group: group.clone(), number, mailbox, thread: thread.clone() };
     Ok(numbers.into_iter().map(slot).collect())
 }
 

@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, ROOM};
 use super::message::{self, Message};
 use super::name::{Found, Lock};
-use super::{Group, MAIL_LEN_MAX, Mail, Resource, SLOTS, locked};
+use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, Resource, SLOTS, Watch, locked};
 use crate::waker::timespec;
 
 /// Connections at once; more wait in a name's backlog.
@@ -38,14 +38,14 @@ pub(super) struct Own {
     pub(super) listener: OwnedFd,
     pub(super) mailbox: OwnedFd,
     /// The end that others have; this one keeps it for newcomers.
-    pub(super) mailbox_of_others: OwnedFd,
+    pub(super) mailbox_of_others: Arc<OwnedFd>,
 }
 
 pub(super) struct Service<R> {
     group: Arc<Group>,
     own: Vec<Own>,
     resource: R,
-    connections: Vec<(OwnedFd, Instant)>,
+    connections: Vec<Connection>,
     /// Descriptors of slots without a process are to be looked after.
     untidy: bool,
     searched: Instant,
@@ -63,6 +63,14 @@ impl Drop for Ending {
     }
 }
 
+/// Somebody at the name of a slot, or a member that this one has asked.
+struct Connection {
+    socket: OwnedFd,
+    since: Instant,
+    /// Whose name it is.
+    slot: Option<usize>,
+}
+
 /// What is ready.
 #[derive(Clone, Copy)]
 enum Ready {
@@ -72,6 +80,8 @@ enum Ready {
     Connection(usize),
     /// The process of this slot has ended.
     Gone(usize),
+    /// One that is watched has ended.
+    Watched(u64),
     Served,
 }
 
@@ -105,11 +115,12 @@ impl<R: Resource> Service<R> {
                     Ready::Mailbox(index) => self.take_mail(index),
                     Ready::Connection(index) => self.hear(index),
                     Ready::Gone(slot) => self.lose(slot),
+                    Ready::Watched(number) => self.tell_gone(number),
                     Ready::Served => self.resource.serve(&self.group),
                 }
             }
             let now = Instant::now();
-            self.connections.retain(|(_, since)| now.duration_since(*since) < SILENCE);
+            self.connections.retain(|connection| now.duration_since(connection.since) < SILENCE);
             self.leave();
             if self.untidy {
                 self.tidy();
@@ -129,6 +140,7 @@ impl<R: Resource> Service<R> {
             let served = self.resource.served(&parts, group.alive()).filter(|_| self.is_first());
             (parts.mailboxes.clone(), served)
         };
+        let watches: Vec<Watch> = locked(&group.watches).clone();
         let mut what = vec![Ready::Bell];
         let mut fds = vec![PollFd::new(&group.bell, PollFlags::IN)];
         let mut watch = |ready, fd, flags| {
@@ -141,17 +153,20 @@ impl<R: Resource> Service<R> {
             }
             watch(Ready::Mailbox(index), own.mailbox.as_fd(), PollFlags::IN);
         }
-        for (index, (connection, _)) in self.connections.iter().enumerate() {
-            watch(Ready::Connection(index), connection.as_fd(), PollFlags::IN);
+        for (index, connection) in self.connections.iter().enumerate() {
+            watch(Ready::Connection(index), connection.socket.as_fd(), PollFlags::IN);
         }
         if let Some((served, flags)) = &served {
             watch(Ready::Served, served.as_fd(), *flags);
         }
+        // That the other end is closed is told without being asked for.
         for (slot, end) in ends.iter().enumerate() {
             if let Some(end) = end {
-                // That the other end is closed is told without being asked for.
                 watch(Ready::Gone(slot), end.as_fd(), PollFlags::empty());
             }
+        }
+        for Watch { number, mailbox, .. } in &watches {
+            watch(Ready::Watched(*number), mailbox.as_fd(), PollFlags::empty());
         }
         let timeout = match (self.untidy, self.connections.is_empty() && !self.is_searching()) {
             (true, _) => Some(RETRY),
@@ -184,7 +199,8 @@ impl<R: Resource> Service<R> {
         {
             let connection = UnixStream::from(connection);
             if self.group.name.admits(&connection) {
-                self.connections.push((connection.into(), Instant::now()));
+                let slot = Some(self.own[index].slot);
+                self.connections.push(Connection { socket: connection.into(), since: Instant::now(), slot });
             } else {
                 debug!("somebody of another user asked for {}", self.group.what);
             }
@@ -193,9 +209,9 @@ impl<R: Resource> Service<R> {
 
     /// Takes what is said on a connection.
     fn hear(&mut self, index: usize) {
-        let (connection, since) = &mut self.connections[index];
-        *since = Instant::now();
-        let said = match message::receive(&*connection, &mut [0; ROOM]) {
+        let connection = &mut self.connections[index];
+        connection.since = Instant::now();
+        let said = match message::receive(&connection.socket, &mut [0; ROOM]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             said => said,
         };
@@ -216,7 +232,7 @@ impl<R: Resource> Service<R> {
 
     /// Returns whether the connection goes on.
     fn answer(&mut self, index: usize, message: Message) -> io::Result<bool> {
-        let connection = &self.connections[index].0;
+        let Connection { socket: connection, slot, .. } = &self.connections[index];
         match message.bytes.first() {
             Some(&HELLO) => {
                 Members::send(connection, &self.group, &self.own)?;
@@ -227,6 +243,15 @@ impl<R: Resource> Service<R> {
                 message::send(connection, &[&[HEARD]], &[])?;
                 self.take_in(joined);
                 Ok(true)
+            }
+            Some(&OFFER) => {
+                let Some(slot) = slot else { return Ok(false) };
+                let Message { mut bytes, descriptors } = message;
+                bytes.remove(0);
+                if !self.group.inboxes[*slot].put(Mail { kind: OFFER, bytes, descriptors }) {
+                    self.group.undelivered.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(false)
             }
             Some(&MEMBERS) => {
                 self.learn(Members::read(message)?);
@@ -297,7 +322,11 @@ impl<R: Resource> Service<R> {
             }
             match self.group.name.connect(&slot.to_string()) {
                 Ok(Found::Process(connection)) if message::send(&connection, &[&[HELLO]], &[]).is_ok() => {
-                    self.connections.push((connection, Instant::now()));
+                    self.connections.push(Connection {
+                        socket: connection,
+                        since: Instant::now(),
+                        slot: None,
+                    });
                 }
                 Ok(Found::Nobody) if self.group.alive() >> slot & 1 == 1 => self.lose(slot),
                 _ => {}
@@ -312,6 +341,22 @@ impl<R: Resource> Service<R> {
         self.group.set_alive(self.group.alive() & !(1 << slot));
         self.untidy = true;
         debug!("the process in slot {slot} of {} has ended", self.group.what);
+    }
+
+    fn tell_gone(&self, number: u64) {
+        locked(&self.group.watches).retain(|watch| {
+            let is_it = watch.number == number;
+            if is_it {
+                let bytes = number.to_ne_bytes().to_vec();
+                // It must be told: a watch counts beyond what finds room.
+                self.group.inboxes[watch.slot].put_always(Mail {
+                    kind: GONE,
+                    bytes,
+                    descriptors: Vec::new(),
+                });
+            }
+            !is_it
+        });
     }
 
     fn take_mail(&mut self, index: usize) {
@@ -340,6 +385,7 @@ impl<R: Resource> Service<R> {
             return;
         }
         self.own.retain(|own| leaving >> own.slot & 1 == 0);
+        locked(&self.group.watches).retain(|watch| leaving >> watch.slot & 1 == 0);
         self.group.own.fetch_and(!leaving, Ordering::AcqRel);
         let alive = self.group.alive() & !leaving;
         self.group.set_alive(alive);

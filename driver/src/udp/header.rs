@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::PORT;
-use super::steering::SHARED;
+use crate::slots::owner::SHARED;
 
 /// IPv4 and UDP.
 pub(super) const LEN_V4: usize = 28;

@@ -18,33 +18,17 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use tracing::{info, warn};
 
-use super::mad::{self, Recipient};
 use super::receive::Receiver;
 use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
 use crate::holder::sockets_on;
-use crate::slots::{Group, Parts, Resource, SLOTS};
+use crate::slots::owner::{self, NUMBERS, SHARED};
+use crate::slots::{Group, Parts, Resource};
 use crate::{Error, Refusal, Stats};
 
-/// Set in the number of each queue pair whose context may be one of several on its address, and in no
-/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
-pub(super) const SHARED: u32 = 1;
-/// Odd and even numbers of each slot.
-const NUMBERS: u32 = 2 * SLOTS as u32;
 /// Where the socket of QP1 is in the kernel's group.
 const QP1_PLACE: u32 = 0;
 
-/// `(rest, divisor)` of the queue pair numbers of a slot.
-pub(super) fn qpns(slot: usize) -> (u32, u32) {
-    if slot == 0 { (0, 2) } else { (2 * slot as u32 + SHARED, NUMBERS) }
-}
-
-/// The slot that has the queue pair.
-pub(super) fn slot_of(qpn: u32) -> usize {
-    if qpn & SHARED == 0 { 0 } else { ((qpn % NUMBERS) >> 1) as usize }
-}
-
-/// What comes by mail: a packet for this slot, and word of one that it has sent.
-pub(super) const PACKET: u8 = b'P';
+/// Mail that is word of a packet which this slot has sent.
 pub(super) const REFUSED: u8 = b'R';
 
 /// The sockets of an address.
@@ -167,38 +151,13 @@ impl Resource for Sockets {
         while taken < MADS_MAX {
             let mut deliver = |packet: &[u8]| {
                 if let Some(datagram) = packet.get(len..) {
-                    post_mad(group, datagram, packet)
+                    owner::post_mad(group, datagram, packet)
                 }
             };
             match self.receiver.receive(qp1.as_fd(), own, &mut deliver, &mut self.stats) {
                 Ok(count) => taken += count.max(1),
                 Err(_) => break,
             }
-        }
-    }
-}
-
-/// Hands a packet for QP1 to whom it is for.
-pub(super) fn post_mad(group: &Group, datagram: &[u8], packet: &[u8]) {
-    let first = || Some(group.alive().trailing_zeros() as usize);
-    let to = match mad::recipient(datagram) {
-        Recipient::Slot(slot) => Some(slot),
-        // Nobody has it: somebody with a connection manager says so.
-        Recipient::Service(service) => {
-            group.find(service).or_else(|| group.first_with_services()).or_else(first)
-        }
-        Recipient::Unknown => first(),
-        Recipient::Anybody => None,
-    };
-    match to {
-        Some(slot) => {
-            group.post_or_count(slot, PACKET, packet);
-        }
-        None => {
-            let alive = group.alive();
-            (0..SLOTS).filter(|slot| alive >> slot & 1 == 1).for_each(|slot| {
-                group.post_or_count(slot, PACKET, packet);
-            });
         }
     }
 }
@@ -215,7 +174,7 @@ pub(super) fn hand_on_refusals(
     for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
         any |= word.came;
         let Some(refusal) = word.refusal else { continue };
-        match mad::sender(&refusal.quoted) {
+        match owner::sender(&refusal.quoted) {
             Some(slot) if Some(slot) != own => {
                 group.post_or_count(slot, REFUSED, &refusal.to_bytes());
             }

@@ -1,6 +1,8 @@
-use ferroce_driver::{Crc32, Span};
-use ferroce_wire::Piece;
+use std::cell::Cell;
+
+use ferroce_driver::{Crc32, Span, SpanMut};
 use ferroce_wire::icrc::{self, MASK_LEN};
+use ferroce_wire::{FrameBuilder, Piece};
 
 /// The driver's CRC-32 for the packets of `wire`, which has no `unsafe` and so no instructions that
 /// only some processors have.
@@ -50,5 +52,66 @@ impl Piece<Crc> for Span<'_> {
     #[inline]
     fn copy(self, crc: Crc, register: u32, to: &mut [u8]) -> u32 {
         crc.0.copy(register, self, to)
+    }
+}
+
+/// Ends a frame whose payload goes to memory that another process has too. Returns what it has in front of it and behind.
+pub(crate) fn fill_placed(
+    crc: Crc,
+    frame: FrameBuilder<'_>,
+    payload: Span<'_>,
+    to: SpanMut<'_>,
+) -> (usize, usize) {
+    let to = Cell::new(to);
+    frame.fill(PlacingCrc { crc, to: &to }, std::iter::once(payload))
+}
+
+/// [`Crc`] for a payload that is copied elsewhere than to its frame.
+#[derive(Clone, Copy)]
+struct PlacingCrc<'a> {
+    crc: Crc,
+    /// Where the next piece goes.
+    to: &'a Cell<SpanMut<'a>>,
+}
+
+impl icrc::Crc32 for PlacingCrc<'_> {
+    #[inline]
+    fn update(self, register: u32, data: &[u8]) -> u32 {
+        self.crc.update(register, data)
+    }
+
+    #[inline]
+    fn update_masked(self, register: u32, mask: &[u8; MASK_LEN], data: &[u8]) -> u32 {
+        self.crc.update_masked(register, mask, data)
+    }
+
+    #[inline]
+    fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+        icrc::Crc32::copy(self.crc, register, from, to)
+    }
+}
+
+impl Piece<PlacingCrc<'_>> for Span<'_> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        Span::len(self)
+    }
+
+    #[inline(always)]
+    fn copy_to(self, to: &mut [u8]) {
+        Span::copy_to(self, to);
+    }
+
+    /// What is asked for of a payload that is apart.
+    #[inline]
+    fn update(self, crc: PlacingCrc<'_>, register: u32) -> u32 {
+        let (now, later) = crc.to.get().split_at(Span::len(self));
+        crc.to.set(later);
+        crc.crc.0.copy_to(register, self, now)
+    }
+
+    #[inline]
+    fn copy(self, crc: PlacingCrc<'_>, register: u32, to: &mut [u8]) -> u32 {
+        crc.crc.0.copy(register, self, to)
     }
 }

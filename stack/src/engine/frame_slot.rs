@@ -1,7 +1,7 @@
 //! Where one frame is written.
 
-use ferroce_driver::{Gathered, TAIL_MAX};
-use ferroce_wire::{Bth, FrameBuilder, Opcode, PathHeader};
+use ferroce_driver::{Gathered, Room, SpanMut, TAIL_MAX};
+use ferroce_wire::{Bth, FrameBuilder, Opcode, PathHeader, Qpn};
 
 use crate::engine::mr::Granted;
 
@@ -9,29 +9,74 @@ use crate::engine::mr::Granted;
 const APART_MIN: u32 = 512;
 
 /// The place that a driver gives for a frame: one buffer; or one for the headers and one for what is
-/// behind a payload that stays in registered memory.
+/// behind a payload that stays in registered memory, or goes where the driver says.
 pub(crate) struct FrameSlot<'a> {
     head: &'a mut [u8],
     tail: Option<&'a mut [u8; TAIL_MAX]>,
+    /// A payload may stay where it is.
+    leaves_payload: bool,
+    room: Option<&'a mut dyn Room>,
     /// The payload, if it stays where it is.
     payload: Option<Granted>,
     tail_len: usize,
+    /// Bytes of a payload that is where the driver said.
+    placed: usize,
 }
 
 impl<'a> FrameSlot<'a> {
     /// A frame in one piece.
     pub(crate) fn whole(buffer: &'a mut [u8]) -> FrameSlot<'a> {
-        FrameSlot { head: buffer, tail: None, payload: None, tail_len: 0 }
+        FrameSlot::new(buffer, None, None)
     }
 
     /// A frame whose payload may stay where it is.
     pub(crate) fn in_pieces(head: &'a mut [u8], tail: &'a mut [u8; TAIL_MAX]) -> FrameSlot<'a> {
-        FrameSlot { head, tail: Some(tail), payload: None, tail_len: 0 }
+        FrameSlot::new(head, Some(tail), None)
+    }
+
+    /// A frame whose payload may go where `room` says.
+    pub(crate) fn with_room(
+        head: &'a mut [u8],
+        tail: &'a mut [u8; TAIL_MAX],
+        room: &'a mut dyn Room,
+    ) -> FrameSlot<'a> {
+        FrameSlot::new(head, Some(tail), Some(room))
+    }
+
+    fn new(
+        head: &'a mut [u8],
+        tail: Option<&'a mut [u8; TAIL_MAX]>,
+        room: Option<&'a mut dyn Room>,
+    ) -> FrameSlot<'a> {
+        let leaves_payload = tail.is_some() && room.is_none();
+        FrameSlot { head, tail, leaves_payload, room, payload: None, tail_len: 0, placed: 0 }
     }
 
     /// Whether a payload of `len` bytes is better left where it is.
     pub(crate) fn wants_apart(&self, len: u32) -> bool {
-        self.tail.is_some() && len >= APART_MIN
+        self.leaves_payload && len >= APART_MIN
+    }
+
+    /// Where the payload of a frame on this path goes, if the driver says.
+    #[inline]
+    pub(crate) fn place(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<SpanMut<'a>> {
+        if self.room.is_none() || len < APART_MIN as usize {
+            return None;
+        }
+        let room = self.room.take()?;
+        let placed = room.place(path.destination(), qpn.value(), len)?;
+        self.placed = len;
+        Some(placed)
+    }
+
+    /// Begins a frame whose payload goes where [`place`](FrameSlot::place) has said.
+    pub(crate) fn start_placed<'b>(
+        &'b mut self,
+        path: &'b PathHeader,
+        bth: Bth,
+        payload_len: usize,
+    ) -> Option<FrameBuilder<'b>> {
+        FrameBuilder::start_apart(self.head, self.tail.as_deref_mut()?, path, bth, payload_len)
     }
 
     /// Begins a frame with all that it has in one buffer.
@@ -77,7 +122,7 @@ impl<'a> FrameSlot<'a> {
 
     /// All of the frame, in bytes; `head` is the length that was returned for it.
     pub(crate) fn frame_length(&self, head: usize) -> u32 {
-        (head + self.tail_len) as u32 + self.payload.map_or(0, Granted::len)
+        (head + self.tail_len + self.placed) as u32 + self.payload.map_or(0, Granted::len)
     }
 
     /// The frame in pieces, and where its payload is; `head` is the length that was returned for it.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ferroce_driver::Nanos;
 use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, Service};
 
+use crate::engine::crc::fill_placed;
 use crate::engine::destination::Flight;
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::kind::{Kind, Place};
@@ -512,9 +513,18 @@ impl QueuePair {
         bth.set_ack_req(asks && self.service == Service::Rc);
         bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
 
-        let wants_apart = slot.wants_apart(payload);
-        let apart = wants_apart.then(|| self.sq.apart(number, offset, payload, &shared.mrs)).flatten();
-        let mut frame = slot.start_apart(&connection.header, bth, payload as usize, apart)?;
+        let piece = self.sq.piece(number, offset, payload, &shared.mrs);
+        let placed = match piece {
+            Some(_) => slot.place(&connection.header, connection.dest_qpn, payload as usize),
+            None => None,
+        };
+        let mut frame = if placed.is_some() {
+            slot.start_placed(&connection.header, bth, payload as usize)?
+        } else {
+            let wants_apart = slot.wants_apart(payload);
+            let apart = wants_apart.then(|| self.sq.apart(number, offset, payload, &shared.mrs)).flatten();
+            slot.start_apart(&connection.header, bth, payload as usize, apart)?
+        };
         match wqe.op {
             SendOp::Send => {}
             SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),
@@ -548,9 +558,10 @@ impl QueuePair {
             | SendOp::SendTo(_)
             | SendOp::SendToWithImm(..) => return None,
         }
-        let written = match self.sq.piece(number, offset, payload, &shared.mrs) {
-            Some(piece) => frame.fill(shared.crc, std::iter::once(piece)),
-            None => self.fill_in_parts(shared, frame, (number, offset, payload))?,
+        let written = match (piece, placed) {
+            (Some(piece), None) => frame.fill(shared.crc, std::iter::once(piece)),
+            (Some(piece), Some(to)) => fill_placed(shared.crc, frame, piece, to),
+            (None, _) => self.fill_in_parts(shared, frame, (number, offset, payload))?,
         };
         shared.count(Counter::SentPkts);
         Some(slot.end(written))

@@ -1,4 +1,4 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, Payload, RxFrame, TAIL_MAX};
+use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, Payload, Room, RxFrame, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
@@ -474,6 +474,12 @@ impl FrameSource for Engine {
 
     fn payload(&self) -> Option<Payload<'_>> {
         self.shared.mrs.payload(self.gathered?)
+    }
+
+    fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
+        let mut slot = FrameSlot::with_room(head, tail, room);
+        let head = self.transmit(&mut slot)?;
+        Some(slot.gathered(head).0)
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use ferroce_driver::Nanos;
 use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
 
+use crate::engine::crc::fill_placed;
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::outcome::Answer;
 use crate::engine::qp::QueuePair;
@@ -196,16 +197,22 @@ impl QueuePair {
             },
         };
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
-        let Some(mut frame) = slot.start_apart(&connection.header, bth, payload.len(), apart) else {
-            return Wrote::Nothing;
+        let placed = slot.place(&connection.header, connection.dest_qpn, payload.len());
+        let frame = match placed {
+            Some(_) => slot.start_placed(&connection.header, bth, payload.len()),
+            None => slot.start_apart(&connection.header, bth, payload.len(), apart),
         };
+        let Some(mut frame) = frame else { return Wrote::Nothing };
         if opcode.has(Extension::Aeth) {
             frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
         }
         if let Answer::Atomic { original } = outcome.answer {
             frame.put(&AtomicAckEth::new(original));
         }
-        let written = frame.fill(*crc, std::iter::once(payload));
+        let written = match placed {
+            Some(to) => fill_placed(*crc, frame, payload, to),
+            None => frame.fill(*crc, std::iter::once(payload)),
+        };
         outcome.advance();
         counters.count(Counter::SentPkts);
         Wrote::Frame(slot.end(written))

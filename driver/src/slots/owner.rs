@@ -1,18 +1,53 @@
-//! Whose a MAD is that has come to an address which several processes share.
+//! Whose a packet is that has come to an address which several processes share.
 //!
-//! QP1 is one for the address. An answer names the communication id of who asked, whose low bits are its slot; a request names
-//! the service that is asked for (IBA 12.6, docs/protocol.md §2).
+//! A queue pair's number says its slot. QP1 is one for the address: an answer names the communication id of who asked, whose low
+//! bits are its slot; a request names the service that is asked for (IBA 12.6, docs/protocol.md §2).
 
-use crate::slots::SLOTS;
+use super::{Group, PACKET, SLOTS};
+
+/// Set in the number of each queue pair whose context may be one of several on its address, and in no
+/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
+pub(crate) const SHARED: u32 = 1;
+/// Odd and even numbers of each slot.
+pub(crate) const NUMBERS: u32 = 2 * SLOTS as u32;
+
+/// `(rest, divisor)` of the queue pair numbers of a slot. Slot 0 has all even ones.
+pub(crate) fn qpns(slot: usize) -> (u32, u32) {
+    if slot == 0 { (0, 2) } else { (2 * slot as u32 + SHARED, NUMBERS) }
+}
+
+/// The slot that has the queue pair.
+#[inline]
+pub(crate) fn slot_of(qpn: u32) -> usize {
+    if qpn & SHARED == 0 { 0 } else { ((qpn % NUMBERS) >> 1) as usize }
+}
 
 /// `(rest, divisor)` of the communication ids of a slot.
-pub(super) fn comm_ids(slot: usize) -> (u32, u32) {
+pub(crate) fn comm_ids(slot: usize) -> (u32, u32) {
     (slot as u32, SLOTS as u32)
+}
+
+/// Hands a packet for QP1, whose part from the BTH on is `datagram`, to whom it is for.
+pub(crate) fn post_mad(group: &Group, datagram: &[u8], packet: &[u8]) {
+    let alive = group.alive();
+    let first = || Some(alive.trailing_zeros() as usize);
+    let to = match recipient(datagram) {
+        Recipient::Slot(slot) => Some(slot),
+        // Nobody has it: somebody with a connection manager says so.
+        Recipient::Service(service) => {
+            group.find(service).or_else(|| group.first_with_services()).or_else(first)
+        }
+        Recipient::Unknown => first(),
+        Recipient::Anybody => None,
+    };
+    for slot in (0..SLOTS).filter(|slot| alive >> slot & 1 == 1 && to.is_none_or(|to| to == *slot)) {
+        group.post_or_count(slot, PACKET, packet);
+    }
 }
 
 /// Whom a MAD is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recipient {
+enum Recipient {
     /// The process that drew the communication id.
     Slot(usize),
     /// Whoever has the service.
@@ -29,7 +64,7 @@ const MAD: usize = 12 + 8;
 const BODY: usize = MAD + 24;
 
 /// Of a packet for QP1, from its BTH on.
-pub(super) fn recipient(packet: &[u8]) -> Recipient {
+fn recipient(packet: &[u8]) -> Recipient {
     let number =
         |at: usize| packet.get(at..).and_then(|rest| rest.first_chunk()).map(|n| u32::from_be_bytes(*n));
     let service =
@@ -47,7 +82,7 @@ pub(super) fn recipient(packet: &[u8]) -> Recipient {
 }
 
 /// Who sent the request that a packet begins with, from its BTH on.
-pub(super) fn sender(packet: &[u8]) -> Option<usize> {
+pub(crate) fn sender(packet: &[u8]) -> Option<usize> {
     let is_mad = packet.get(5..8)? == [0, 0, 1];
     let comm_id = u32::from_be_bytes(*packet.get(BODY..)?.first_chunk()?);
     is_mad.then_some((comm_id % SLOTS as u32) as usize)
@@ -75,6 +110,14 @@ mod tests {
         packet[MAD + 16..MAD + 18].copy_from_slice(&attribute.to_be_bytes());
         packet.extend(body);
         packet
+    }
+
+    #[test]
+    fn a_number_is_of_one_slot() {
+        for slot in 0..SLOTS {
+            let (rest, divisor) = qpns(slot);
+            assert!((0..1000).all(|n| slot_of(n * divisor + rest) == slot));
+        }
     }
 
     #[test]

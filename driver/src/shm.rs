@@ -1,0 +1,237 @@
+//! Shared memory between processes of one user on this host: no wire, no kernel.
+//!
+//! [`Shm`] joins a switch by its name. A process takes a slot of it, as on an address that processes share, and reaches each
+//! other one by a ring in memory that the two have. A frame is written into the ring where the other reads it, its payload
+//! straight from registered memory; the other end copies it out before it looks at it, so that what is in the ring may be
+//! anything at any time: the processes need not trust each other. Whoever has nothing to do sleeps, and is woken by its bell
+//! (an eventfd: a context may wait for other descriptors too, which a futex could not be one of).
+
+mod links;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use tracing::info;
+
+use crate::kept::{COPIES_MAX, Copies};
+use crate::slots::{Mailboxes, PACKET, Slot, owner};
+use crate::waker::Doorbell;
+use crate::{
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame,
+    SocketTerms, Stats, TAIL_MAX,
+};
+use links::{Links, Neighbour};
+use ring::FRAME_MAX;
+
+/// The address of every switch: a process is told from another one by its queue pair numbers.
+const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Holds a path MTU of 4096.
+const MTU: u32 = 4200;
+/// Frames of a burst.
+const BURST: usize = 64;
+/// Mail that is taken in a burst.
+const MAIL_MAX: usize = 64;
+/// RoCE's UDP port, from which all packets come.
+const PORT: u16 = 4791;
+/// The longest name of a switch.
+const NAME_MAX: usize = 64;
+
+/// A port of a switch in shared memory.
+#[derive(Debug)]
+pub struct Shm {
+    capabilities: Capabilities,
+    slot: Slot,
+    links: Links,
+    doorbell: Doorbell,
+    head: Box<[u8; FRAME_MAX]>,
+    copies: Copies,
+    stats: Stats,
+}
+
+impl Shm {
+    /// Joins the switch of this name, which is there as long as anybody has joined it. Needs no privilege.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that is none, [`Error::Sharing`], [`Error::Os`].
+    pub fn open(name: &str) -> Result<Shm, Error> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) {
+            return Err(Error::Invalid {
+                parameter: "name of shared memory",
+                value: name.escape_debug().to_string(),
+                expected: format!("1 to {NAME_MAX} letters, digits, '-', '_' and '.'"),
+            });
+        }
+        let os = |source| Error::Os { what: "joining shared memory", interface: name.to_owned(), source };
+        let in_names = format!("shm/{name}");
+        let slot = Slot::join(&in_names, format!("shm:{name}"), 1, Mailboxes)?.remove(0);
+        let doorbell = Doorbell::new().map_err(os)?;
+        slot.wake(doorbell.waker());
+        let number = slot.number();
+        let description = format!("shared memory '{name}', slot {number}");
+        info!("shm: {description}, address {ADDRESS}");
+        let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, in_names, |links, _| {
+            links.name().to_owned()
+        });
+        links.add_address(ADDRESS);
+        let terms = SocketTerms::new(PORT, RECEIVE_BUFFER)
+            .qpns(owner::qpns(number))
+            .comm_ids(owner::comm_ids(number));
+        Ok(Shm {
+            capabilities: Capabilities::new("shm", name, [0; 6], MTU)
+                .description(description)
+                .layer(Layer::Ip(terms))
+                .addresses(vec![ADDRESS])
+                .max_frame(MTU as usize),
+            slot,
+            links,
+            doorbell,
+            head: Box::new([0; FRAME_MAX]),
+            copies: Copies::default(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Hands on a frame to which no ring leads: the first ones to a process, and those for QP1.
+    #[cold]
+    fn post(&mut self, frame: &[u8]) {
+        const HEADERS: usize = 28;
+        self.stats.tx_frames += 1;
+        self.stats.tx_bytes += frame.len() as u64;
+        let Some(datagram) = frame.get(HEADERS..) else { return self.stats.tx_dropped += 1 };
+        let Some(&[_, a, b, c]) = datagram.get(4..8) else { return self.stats.tx_dropped += 1 };
+        let qpn = u32::from_be_bytes([0, a, b, c]);
+        let group = self.slot.group();
+        if qpn == 1 {
+            owner::post_mad(group, datagram, frame);
+        } else if !group.post(owner::slot_of(qpn), PACKET, frame, &[]) {
+            self.stats.tx_dropped += 1;
+        }
+    }
+
+    fn os_error(&self, source: io::Error) -> Error {
+        Error::Os {
+            what: "waiting for shared memory",
+            interface: self.capabilities.interface.clone(),
+            source,
+        }
+    }
+}
+
+/// What a socket that never loses anything would have.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+impl PacketDriver for Shm {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let mut received = self.links.receive(sink);
+        if self.slot.has_mail() {
+            for mail in std::iter::from_fn(|| self.slot.take_mail()).take(MAIL_MAX) {
+                if mail.kind == PACKET {
+                    received += 1;
+                    self.stats.rx_frames += 1;
+                    self.stats.rx_bytes += mail.bytes.len() as u64;
+                    sink.take(RxFrame::new(&mail.bytes, &mut self.copies));
+                } else {
+                    self.links.take_mail(&self.slot, self.doorbell.bell(), mail);
+                }
+            }
+            self.links.ring_bells();
+        }
+        Ok(received)
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
+    }
+
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        let (mut sent, mut tail) = (0, [0; TAIL_MAX]);
+        while let Some(frame) = self.links.next_unanswered(now) {
+            self.post(&frame);
+        }
+        while sent < BURST && self.links.has_room(now) {
+            let mut room = self.links.room();
+            let Some(written) = source.place(&mut self.head[..], &mut tail, &mut room) else { break };
+            let chosen = room.chosen;
+            sent += 1;
+            let length = written.head + chosen.map_or(0, |(_, payload)| payload) + written.tail;
+            if length > self.capabilities.max_frame {
+                self.stats.tx_dropped += 1;
+                continue;
+            }
+            let (head, tail) = (&self.head[..written.head], &tail[..written.tail]);
+            if !self.links.send((&self.slot, now), head, tail, chosen) {
+                let head = head.to_vec();
+                self.post(&head);
+            }
+        }
+        if sent > 0 {
+            self.links.ring_bells();
+        }
+        Ok(sent)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.links.rest() {
+            let waited = self.doorbell.wait(timeout.min(self.links.longest_wait()));
+            waited.map_err(|source| self.os_error(source))?;
+        }
+        self.links.rise();
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        let longest = if self.links.rest() { self.links.longest_wait() } else { Duration::ZERO };
+        let armed = self.doorbell.arm(std::iter::empty());
+        armed.map_err(|source| self.os_error(source))?;
+        Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
+    }
+
+    fn disarm(&mut self) {
+        self.links.rise();
+        self.doorbell.disarm();
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        Some(self.doorbell.waker())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
+        if peer == ADDRESS {
+            return Ok(NextHop::Found([0; 6]));
+        }
+        Err(Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
+    }
+
+    fn listen(&mut self, service: u64) -> Result<(), Error> {
+        self.slot.listen(service)
+    }
+
+    fn unlisten(&mut self, service: u64) {
+        self.slot.unlisten(service);
+    }
+
+    fn stats(&self) -> Stats {
+        let counts = self.links.counts;
+        Stats {
+            rx_frames: self.stats.rx_frames + counts.rx_frames,
+            rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
+            rx_dropped: self.slot.group().undelivered(),
+            tx_frames: self.stats.tx_frames + counts.tx_frames,
+            tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
+            tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
+            bad_descriptors: counts.corrupt,
+            ..self.stats
+        }
+    }
+}

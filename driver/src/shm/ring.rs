@@ -1,0 +1,410 @@
+//! Frames from one process to another in memory that both have.
+//!
+//! A ring of bytes. An entry is a whole number of cache lines: a word that says what it is, the head of a frame behind it,
+//! and, of a frame whose payload was placed, payload and tail from the third line on. The word is stored last: where the next
+//! entry will begin there is a zero until it is whole. So a frame costs the consumer no look at an index, and one that waits
+//! for it sees it with its first cache line. The consumer says now and then how far it is.
+//!
+//! The ends need not trust each other. A word is read once and checked, what it names is copied out before anybody looks at it,
+//! and an index that can't be ends the ring.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use crate::memory::SpanMut;
+use crate::sealed::{SealedError, SealedMemory};
+
+/// In front of the entries: a page.
+const HEADER: usize = 4096;
+/// Words of the header, in cache lines of their own, two apart: the prefetcher fetches pairs.
+const MAGIC: usize = 0;
+const CONSUMED: usize = 128;
+const SLEEPING: usize = 256;
+const READY: u64 = u64::from_be_bytes(*b"ferroce1");
+
+const LINE: usize = 64;
+/// Where the head of a frame begins in its entry.
+const HEAD: usize = 8;
+/// Where a payload begins, and so how long a head in front of one may be.
+const PAYLOAD: usize = 3 * LINE;
+/// The longest frame.
+pub(super) const FRAME_MAX: usize = 9216 + 64;
+/// What an entry takes at most.
+const ENTRY_MAX: usize = PAYLOAD + (FRAME_MAX + LINE).next_multiple_of(LINE);
+/// Bytes of entries, a power of two.
+const SIZE_MIN: usize = 1 << 16;
+const SIZE_MAX: usize = 1 << 26;
+
+/// What the word of an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Entry {
+    /// It is not there yet.
+    None,
+    /// The rest of the ring is left out.
+    Skip,
+    Frame(Lengths),
+}
+
+/// Bytes of a frame in front of its payload, of it, and behind it. A payload that was not placed counts with the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    pub(super) head: usize,
+    pub(super) payload: usize,
+    pub(super) tail: usize,
+}
+
+impl Lengths {
+    fn word(self) -> u64 {
+        1 << 63 | (self.head as u64) << 40 | (self.payload as u64) << 16 | self.tail as u64
+    }
+
+    pub(super) fn frame(self) -> usize {
+        self.head + self.payload + self.tail
+    }
+
+    /// Bytes of the entry.
+    fn entry(self) -> usize {
+        let end = if self.payload == 0 { HEAD + self.head } else { PAYLOAD + self.payload + self.tail };
+        end.next_multiple_of(LINE)
+    }
+}
+
+const SKIP: u64 = 1 << 62;
+
+impl Entry {
+    /// `None` for a word that says nothing that can be.
+    #[inline]
+    fn of(word: u64) -> Option<Entry> {
+        match word {
+            0 => return Some(Entry::None),
+            SKIP => return Some(Entry::Skip),
+            _ => {}
+        }
+        let lengths = Lengths {
+            head: (word >> 40 & 0x3fff) as usize,
+            payload: (word >> 16 & 0x3fff) as usize,
+            tail: (word & 0xff) as usize,
+        };
+        let head_max = if lengths.payload == 0 { FRAME_MAX } else { PAYLOAD - HEAD };
+        let is_right = word == lengths.word()
+            && (1..=head_max).contains(&lengths.head)
+            && (lengths.payload > 0 || lengths.tail == 0)
+            && lengths.frame() <= FRAME_MAX;
+        is_right.then_some(Entry::Frame(lengths))
+    }
+}
+
+/// The other end has written what can't be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Corrupt;
+
+#[derive(Debug)]
+struct Memory {
+    memory: SealedMemory,
+    /// Bytes of entries, as it was checked when the memory was mapped.
+    size: usize,
+}
+
+impl Memory {
+    #[inline]
+    fn place(&self, at: u64) -> usize {
+        HEADER + (at as usize & (self.size - 1))
+    }
+
+    /// The word of the entry at `at`, a multiple of a cache line.
+    #[inline]
+    fn word(&self, at: u64) -> &AtomicU64 {
+        self.memory.word(self.place(at))
+    }
+
+    /// Bytes from `at` to the end of the ring.
+    #[inline]
+    fn to_end(&self, at: u64) -> usize {
+        self.size - (at as usize & (self.size - 1))
+    }
+}
+
+/// The end that sends.
+#[derive(Debug)]
+pub(super) struct FrameProducer {
+    memory: Memory,
+    /// Bytes so far, and of those how many the consumer was known to be through with.
+    next: u64,
+    consumed: u64,
+}
+
+impl FrameProducer {
+    /// A ring for `size` bytes of entries, a power of two.
+    pub(super) fn create(size: usize) -> Result<FrameProducer, SealedError> {
+        let size = size.clamp(SIZE_MIN, SIZE_MAX).next_power_of_two();
+        let memory = SealedMemory::create("ferroce-shm", HEADER + size)?;
+        memory.word(MAGIC).store(READY, Ordering::Release);
+        Ok(FrameProducer { memory: Memory { memory, size }, next: 0, consumed: 0 })
+    }
+
+    /// The memory, for the consumer.
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.memory.memory.file()
+    }
+
+    /// Whether there is room for a frame, however long.
+    #[inline]
+    pub(super) fn has_room(&mut self) -> Result<bool, Corrupt> {
+        // A part at the end that is left out, the entry, and the word of the next one.
+        const NEEDED: u64 = (ENTRY_MAX + LINE + ENTRY_MAX + LINE) as u64;
+        let size = self.memory.size as u64;
+        if size - (self.next - self.consumed) < NEEDED {
+            let consumed = self.memory.memory.word(CONSUMED).load(Ordering::Acquire);
+            // Ahead of what was sent, or behind what was consumed before.
+            if consumed > self.next || consumed < self.consumed {
+                return Err(Corrupt);
+            }
+            self.consumed = consumed;
+        }
+        Ok(size - (self.next - self.consumed) >= NEEDED)
+    }
+
+    /// Begins an entry where a frame fits, however long; there is [room](FrameProducer::has_room).
+    #[inline]
+    fn begin(&mut self) {
+        let left = self.memory.to_end(self.next);
+        if left < ENTRY_MAX + LINE {
+            self.memory.word(self.next + left as u64).store(0, Ordering::Relaxed);
+            self.memory.word(self.next).store(SKIP, Ordering::Release);
+            self.next += left as u64;
+        }
+    }
+
+    /// Where a payload of so many bytes goes, of a frame that is then [published](FrameProducer::publish).
+    #[inline]
+    pub(super) fn place(&mut self, payload: usize) -> Option<SpanMut<'_>> {
+        if payload > FRAME_MAX {
+            return None;
+        }
+        self.begin();
+        Some(self.memory.memory.span_mut(self.memory.place(self.next) + PAYLOAD, payload))
+    }
+
+    /// Sends a frame, of whose payload so many bytes are [placed](FrameProducer::place).
+    ///
+    /// # Panics
+    /// If it is longer than a frame may be.
+    #[inline]
+    pub(super) fn publish(&mut self, head: &[u8], payload: usize, tail: &[u8]) {
+        if payload == 0 {
+            self.begin();
+        }
+        let lengths = Lengths { head: head.len(), payload, tail: tail.len() };
+        let head_max = if payload == 0 { FRAME_MAX } else { PAYLOAD - HEAD };
+        assert!(lengths.frame() <= FRAME_MAX && head.len() <= head_max, "a frame of {lengths:?} bytes");
+        let place = self.memory.place(self.next);
+        self.memory.memory.copy_in(place + HEAD, head);
+        if payload > 0 {
+            self.memory.memory.copy_in(place + PAYLOAD + payload, tail);
+        }
+        let next = self.next + lengths.entry() as u64;
+        self.memory.word(next).store(0, Ordering::Relaxed);
+        self.memory.word(self.next).store(lengths.word(), Ordering::Release);
+        self.next = next;
+    }
+
+    /// Whether the consumer sleeps, and is to be woken: behind what was published. Once for each sleep.
+    #[inline]
+    pub(super) fn wakes(&self) -> bool {
+        fence(Ordering::SeqCst);
+        let sleeping = self.memory.memory.word(SLEEPING);
+        sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+/// The end that receives.
+#[derive(Debug)]
+pub(super) struct FrameConsumer {
+    memory: Memory,
+    next: u64,
+    /// What the producer was told.
+    told: u64,
+}
+
+impl FrameConsumer {
+    /// The other end of a ring, by the descriptor of its memory.
+    pub(super) fn open(memory: OwnedFd) -> Result<FrameConsumer, String> {
+        let memory = SealedMemory::open(memory, HEADER + SIZE_MIN..=HEADER + SIZE_MAX)
+            .map_err(|error| format!("{error:?}"))?;
+        let size = memory.len() - HEADER;
+        if !size.is_power_of_two() || memory.word(MAGIC).load(Ordering::Acquire) != READY {
+            return Err(format!("memory of {} bytes is no ring of frames", memory.len()));
+        }
+        Ok(FrameConsumer { memory: Memory { memory, size }, next: 0, told: 0 })
+    }
+
+    /// Whether something is there.
+    #[inline]
+    pub(super) fn is_ready(&self) -> bool {
+        self.memory.word(self.next).load(Ordering::Acquire) != 0
+    }
+
+    /// Copies the next frame to the start of `frame`, which is as long as a frame may be, and returns its length.
+    #[inline]
+    pub(super) fn take(&mut self, frame: &mut [u8; FRAME_MAX]) -> Result<Option<usize>, Corrupt> {
+        // A part that is left out is followed by an entry: who leaves out more has nothing to say.
+        for _ in 0..2 {
+            let word = self.memory.word(self.next).load(Ordering::Acquire);
+            match Entry::of(word).ok_or(Corrupt)? {
+                Entry::None => return Ok(None),
+                Entry::Skip => self.next += self.memory.to_end(self.next) as u64,
+                Entry::Frame(lengths) => {
+                    if lengths.entry() > self.memory.to_end(self.next) {
+                        return Err(Corrupt);
+                    }
+                    let place = self.memory.place(self.next);
+                    let Lengths { head, payload, .. } = lengths;
+                    self.memory.memory.copy_out(place + HEAD, &mut frame[..head]);
+                    if payload > 0 {
+                        self.memory.memory.copy_out(place + PAYLOAD, &mut frame[head..lengths.frame()]);
+                    }
+                    self.next += lengths.entry() as u64;
+                    if self.next - self.told >= self.memory.size as u64 / 8 {
+                        self.tell();
+                    }
+                    return Ok(Some(lengths.frame()));
+                }
+            }
+        }
+        Err(Corrupt)
+    }
+
+    /// Tells the producer what it may use again.
+    #[inline]
+    pub(super) fn tell(&mut self) {
+        if self.told != self.next {
+            self.told = self.next;
+            self.memory.memory.word(CONSUMED).store(self.next, Ordering::Release);
+        }
+    }
+
+    /// The consumer is going to sleep. Returns whether it may: not if something is there.
+    pub(super) fn rest(&self) -> bool {
+        self.memory.memory.word(SLEEPING).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        !self.is_ready()
+    }
+
+    /// It is awake.
+    pub(super) fn rise(&self) {
+        self.memory.memory.word(SLEEPING).store(0, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_driver_test_support::random::Random;
+
+    use super::*;
+
+    fn pair(size: usize) -> (FrameProducer, FrameConsumer) {
+        let producer = FrameProducer::create(size).unwrap();
+        let consumer = FrameConsumer::open(producer.file().try_clone_to_owned().unwrap()).unwrap();
+        (producer, consumer)
+    }
+
+    /// The bytes of a frame, by its number.
+    fn frame(number: u64, length: usize) -> Vec<u8> {
+        (0..length).map(|at| (number as usize * 31 + at * 7 + (at >> 8)) as u8).collect()
+    }
+
+    /// Of every kind, in turns: whole, and in three pieces.
+    fn length(number: u64) -> Lengths {
+        let mut random = Random::new(number);
+        match random.below(4) {
+            0 => Lengths { head: 1 + random.below(FRAME_MAX as u64) as usize, payload: 0, tail: 0 },
+            1 => Lengths { head: 1 + random.below(100) as usize, payload: 0, tail: 0 },
+            2 => Lengths { head: 56, payload: 4096, tail: 4 },
+            _ => {
+                let head = 1 + random.below((PAYLOAD - HEAD) as u64) as usize;
+                Lengths { head, payload: 1 + random.below(9000) as usize, tail: random.below(9) as usize }
+            }
+        }
+    }
+
+    fn send(producer: &mut FrameProducer, number: u64) {
+        let Lengths { head, payload, tail } = length(number);
+        let bytes = frame(number, head + payload + tail);
+        if payload > 0 {
+            producer.place(payload).unwrap().copy_from(bytes[head..head + payload].into());
+        }
+        producer.publish(&bytes[..head], payload, &bytes[head + payload..][..tail]);
+    }
+
+    #[test]
+    fn frames_come_out_as_they_went_in() {
+        for size in [SIZE_MIN, 1 << 19] {
+            let (mut producer, mut consumer) = pair(size);
+            let mut room = Box::new([0; FRAME_MAX]);
+            let mut random = Random::from_env("FERROCE_SHM_SEED");
+            let (mut sent, mut taken) = (0u64, 0u64);
+            while taken < 20_000 {
+                for _ in 0..random.below(40) {
+                    if producer.has_room().unwrap() {
+                        send(&mut producer, sent);
+                        sent += 1;
+                    }
+                }
+                for _ in 0..random.below(40) {
+                    let Some(len) = consumer.take(&mut room).unwrap() else {
+                        consumer.tell();
+                        assert_eq!(taken, sent);
+                        break;
+                    };
+                    assert_eq!(len, length(taken).frame());
+                    assert!(room[..len] == frame(taken, len), "frame {taken}");
+                    taken += 1;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_go_from_one_thread_to_another() {
+        const COUNT: u64 = 100_000;
+        let (mut producer, mut consumer) = pair(SIZE_MIN);
+        let sender = std::thread::spawn(move || {
+            let mut sent = 0;
+            while sent < COUNT {
+                if producer.has_room().unwrap() {
+                    send(&mut producer, sent);
+                    sent += 1;
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut room = Box::new([0; FRAME_MAX]);
+        let mut taken = 0;
+        while taken < COUNT {
+            match consumer.take(&mut room).unwrap() {
+                Some(len) => {
+                    assert!(room[..len] == frame(taken, length(taken).frame()), "frame {taken}");
+                    taken += 1;
+                }
+                None => {
+                    consumer.tell();
+                    std::thread::yield_now();
+                }
+            }
+        }
+        sender.join().unwrap();
+    }
+
+    #[test]
+    fn a_consumer_that_sleeps_is_woken_once() {
+        let (mut producer, consumer) = pair(SIZE_MIN);
+        assert!(!producer.wakes());
+        assert!(consumer.rest());
+        send(&mut producer, 1);
+        assert!(producer.wakes() && !producer.wakes());
+        assert!(!consumer.rest(), "something is there");
+        consumer.rise();
+        assert!(!producer.wakes());
+    }
+}
