@@ -399,8 +399,12 @@ pub struct Stats {
     pub tx_dropped: u64,
     /// Frames for another process on the address that came to this one and were handed on.
     pub handed_on: u64,
-    /// Entries of the device's rings that name no buffer which it had: they were ignored. More than none
-    /// is a fault of the kernel or of the device's driver.
+    /// Of the frames sent, those that went to another process of this host by shared memory.
+    pub tx_by_memory: u64,
+    /// Of the frames received, those that came so.
+    pub rx_by_memory: u64,
+    /// Entries of the device's rings that name no buffer which it had, and rings in shared memory in which another process
+    /// has written what can't be: they were ignored. More than none is a fault of who wrote them.
     pub bad_descriptors: u64,
 }
 
@@ -415,6 +419,8 @@ impl Stats {
             tx_bytes,
             tx_dropped,
             handed_on,
+            tx_by_memory,
+            rx_by_memory,
             bad_descriptors,
         } = *self;
         [
@@ -429,6 +435,8 @@ impl Stats {
                 "Frames for another process on the address, which were handed on to it.",
                 handed_on,
             ),
+            ("tx_by_memory", "Frames sent to another process of this host by shared memory.", tx_by_memory),
+            ("rx_by_memory", "Frames received so.", rx_by_memory),
             ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
         ]
         .into_iter()

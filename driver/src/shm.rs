@@ -6,8 +6,8 @@
 //! anything at any time: the processes need not trust each other. Whoever has nothing to do sleeps, and is woken by its bell
 //! (an eventfd: a context may wait for other descriptors too, which a futex could not be one of).
 
-mod links;
-mod ring;
+pub(crate) mod links;
+pub(crate) mod ring;
 #[cfg(test)]
 mod tests;
 
@@ -76,9 +76,7 @@ impl Shm {
         let number = slot.number();
         let description = format!("shared memory '{name}', slot {number}");
         info!("shm: {description}, address {ADDRESS}");
-        let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, in_names, |links, _| {
-            links.name().to_owned()
-        });
+        let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, move |_| in_names.clone());
         links.add_address(ADDRESS);
         let terms = SocketTerms::new(PORT, RECEIVE_BUFFER)
             .qpns(owner::qpns(number))
@@ -230,6 +228,8 @@ impl PacketDriver for Shm {
             tx_frames: self.stats.tx_frames + counts.tx_frames,
             tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
+            tx_by_memory: counts.tx_frames,
+            rx_by_memory: counts.rx_frames,
             bad_descriptors: counts.corrupt,
             ..self.stats
         }

@@ -74,31 +74,18 @@ pub(crate) trait Resource: Send + 'static {
     fn serve(&mut self, group: &Group);
 }
 
-/// Says something to the process in slot `number` of what is called `what` in names. Never blocks. Returns whether it is there
-/// and of this user.
-pub(crate) fn offer(
-    what: &str,
-    number: usize,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<bool> {
-    match Name::new(what).connect(&number.to_string())? {
-        Found::Process(connection) => {
-            message::send(&connection, &[&[OFFER], bytes], descriptors)?;
-            Ok(true)
-        }
-        Found::Nobody | Found::Busy | Found::Stranger(_) => Ok(false),
-    }
+/// A connection to the process in slot `number` of what is called `what` in names, if it is there and of this user. Never
+/// blocks.
+pub(crate) fn connect(what: &str, number: usize) -> io::Result<Option<OwnedFd>> {
+    Ok(match Name::new(what).connect(&number.to_string())? {
+        Found::Process(connection) => Some(connection),
+        Found::Nobody | Found::Busy | Found::Stranger(_) => None,
+    })
 }
 
-/// Says something to who has a mailbox. Never blocks.
-pub(crate) fn reply(
-    mailbox: impl AsFd,
-    kind: u8,
-    bytes: &[u8],
-    descriptors: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    message::send(mailbox, &[&[kind], bytes], descriptors)
+/// Says something to who has a mailbox, or to a process that one is [connected](connect) to. Never blocks.
+pub(crate) fn say(to: impl AsFd, kind: u8, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    message::send(to, &[&[kind], bytes], descriptors)
 }
 
 /// A resource that has no descriptors of its own: its members find each other, no more.

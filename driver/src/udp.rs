@@ -12,6 +12,7 @@
 
 mod control;
 mod header;
+mod neighbours;
 mod receive;
 mod refusal;
 mod socket;
@@ -31,12 +32,14 @@ use tracing::{debug, info, warn};
 
 use crate::kept::COPIES_MAX;
 use crate::netlink::{Interface, Netlink};
+use crate::shm::links::Counts;
 use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
     Refusal, RxFrame, SocketTerms, Stats,
 };
+use neighbours::Neighbours;
 use receive::{Receiver, place};
 #[cfg(feature = "af_xdp")]
 pub(crate) use socket::reserve;
@@ -67,6 +70,9 @@ pub struct UdpConfig {
     pub aggregation: bool,
     /// Whether other processes of this user may open the address too.
     pub sharing: bool,
+    /// Whether processes of this user on addresses of this host are reached by shared memory ([`shm`](crate::shm)) in place of
+    /// the kernel's UDP, where both ends want it. It needs `sharing`.
+    pub shared_memory: bool,
     /// Polls the device from the socket's calls for up to this time instead of waiting for its
     /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
     pub busy_poll: Option<Duration>,
@@ -75,7 +81,14 @@ pub struct UdpConfig {
 impl UdpConfig {
     /// On `address`, with all that makes it faster and needs no privilege.
     pub fn new(address: IpAddr) -> UdpConfig {
-        UdpConfig { address, segmentation: true, aggregation: true, sharing: true, busy_poll: None }
+        UdpConfig {
+            address,
+            segmentation: true,
+            aggregation: true,
+            sharing: true,
+            shared_memory: true,
+            busy_poll: None,
+        }
     }
 
     /// UDP GSO; on by default.
@@ -91,6 +104,11 @@ impl UdpConfig {
     /// Others may open the address; on by default.
     pub fn sharing(self, sharing: bool) -> Self {
         UdpConfig { sharing, ..self }
+    }
+
+    /// Processes of this host are reached by shared memory; on by default.
+    pub fn shared_memory(self, shared_memory: bool) -> Self {
+        UdpConfig { shared_memory, ..self }
     }
 
     /// Polls the device for up to this time (SO_BUSY_POLL); off by default.
@@ -122,6 +140,9 @@ impl UdpConfig {
 /// processes it is read by a thread of the one with the lowest slot, and when that ends, of another. Every process has a thread
 /// that sleeps until somebody comes or goes. Processes of other users are refused by the kernel ([`Error::PortInUse`]).
 ///
+/// Processes of one user on this host's addresses reach each other by memory that they share, without the kernel
+/// ([`UdpConfig::shared_memory`]): the first frame to one asks it, and those behind it wait for its answer for 20 ms at most.
+///
 /// Sharing costs aggregation: the kernel puts no packets together while there is more than one process.
 #[derive(Debug)]
 pub struct Udp {
@@ -132,6 +153,8 @@ pub struct Udp {
     /// answers must not hold up queue pairs.
     for_mads: Arc<OwnedFd>,
     slot: Slot,
+    /// Processes of this host that are reached by shared memory.
+    neighbours: Option<Neighbours>,
     /// Word of packets that came back, which nobody has asked for yet.
     refusals: VecDeque<Refusal>,
     /// Connected to each peer in turn, for what the kernel says to that.
@@ -199,7 +222,7 @@ impl Udp {
 
     fn on(slot: Slot, config: &UdpConfig, place: &LocalAddress) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
-        let LocalAddress { interface, address, scope } = place;
+        let LocalAddress { interface, address, scope, all } = place;
         let number = slot.number();
         let parts = slot.group().parts();
         let (socket, for_mads) = match (parts.descriptors.get(number), parts.common.first()) {
@@ -240,6 +263,8 @@ impl Udp {
             doorbell,
             socket,
             for_mads,
+            neighbours: (config.shared_memory && config.sharing && *scope == 0)
+                .then(|| Neighbours::new(*address, number, all.clone())),
             slot,
             refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             groups: Vec::new(),
@@ -254,8 +279,13 @@ impl Udp {
     /// How long a wait that begins now may be at most.
     fn before_wait(&mut self) -> Duration {
         self.send_first = false;
+        let by_memory = match &self.neighbours {
+            Some(neighbours) if !neighbours.links.rest() => Duration::ZERO,
+            Some(neighbours) => neighbours.links.longest_wait(),
+            None => Duration::MAX,
+        };
         // What the kernel did not take has to be offered again; nothing tells when.
-        if self.transmitter.is_pending() { TX_RETRY } else { Duration::MAX }
+        if self.transmitter.is_pending() { TX_RETRY.min(by_memory) } else { by_memory }
     }
 
     /// Sends what is written. Returns whether all of it has left, or was dropped.
@@ -287,13 +317,14 @@ impl PacketDriver for Udp {
     /// does not wait for a system call before. Behind what was sent it looks for none once either: what
     /// is still to be sent, an ACK, is out of the way then before an answer can be there.
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let by_memory = self.neighbours.as_mut().map_or(0, |neighbours| neighbours.links.receive(sink));
         if std::mem::take(&mut self.send_first) && self.unlooked < UNLOOKED_MAX {
             self.unlooked += 1;
-            return Ok(0);
+            return Ok(by_memory);
         }
         self.unlooked = 0;
         let is_shared = self.slot.group().is_shared();
-        let Udp { receiver, socket, groups, slot, refusals, doorbell, stats, address, .. } = self;
+        let Udp { receiver, socket, groups, slot, refusals, doorbell, stats, address, neighbours, .. } = self;
         doorbell.polled(sockets(socket, groups));
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
         let mut received = 0;
@@ -337,10 +368,24 @@ impl PacketDriver for Udp {
             }
         }
         if slot.has_mail() {
-            received += take_mail(slot, receiver, refusals, sink, stats);
+            for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
+                match (mail.kind, &mut *neighbours) {
+                    (PACKET, _) => {
+                        received += 1;
+                        stats.rx_frames += 1;
+                        stats.rx_bytes += mail.bytes.len() as u64;
+                        sink.take(RxFrame::new(&mail.bytes, &mut receiver.copies));
+                    }
+                    (steering::REFUSED, _) => {
+                        Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));
+                    }
+                    (_, Some(neighbours)) => neighbours.take_mail(slot, doorbell.bell(), mail),
+                    (kind, None) => debug!("mail of kind {kind:#x} from another process"),
+                }
+            }
         }
         self.send_first = received > 0;
-        Ok(received)
+        Ok(received + by_memory)
     }
 
     fn keeps(&self) -> usize {
@@ -348,23 +393,33 @@ impl PacketDriver for Udp {
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        let mut taken = 0;
+        let (mut taken, mut by_memory) = (0, 0);
         let mut more = true;
         while self.flush(now) && more {
-            let (count, full) = self.transmitter.fill(source, &mut self.stats);
+            let Udp { neighbours, transmitter, slot, stats, .. } = self;
+            let (count, full) = match neighbours.as_mut().filter(|neighbours| neighbours.links.is_used()) {
+                Some(neighbours) => {
+                    let mut others = neighbours.others((slot, now), source);
+                    let filled = transmitter.fill(&mut others, stats);
+                    by_memory += others.end();
+                    filled
+                }
+                None => transmitter.fill(source, stats),
+            };
             (taken, more) = (taken + count, full);
             if count == 0 {
                 break;
             }
         }
         self.send_first |= taken > 0;
-        Ok(taken)
+        Ok(taken + by_memory)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let longest = self.before_wait();
-        let Udp { doorbell, socket, groups, .. } = self;
+        let Udp { doorbell, socket, groups, neighbours, .. } = self;
         let waited = doorbell.wait_with(sockets(socket, groups), timeout.min(longest));
+        neighbours.iter().for_each(|neighbours| neighbours.links.rise());
         waited.map_err(|source| waiting_failed(&self.capabilities, source))
     }
 
@@ -376,6 +431,7 @@ impl PacketDriver for Udp {
     }
 
     fn disarm(&mut self) {
+        self.neighbours.iter().for_each(|neighbours| neighbours.links.rise());
         self.doorbell.disarm();
     }
 
@@ -399,6 +455,9 @@ impl PacketDriver for Udp {
                 "the way to {peer} takes packets of {mtu} bytes, '{interface}' of {}",
                 self.capabilities.mtu
             );
+        }
+        if let Some(neighbours) = &mut self.neighbours {
+            neighbours.resolved(peer);
         }
         Ok(NextHop::Found([0; 6]))
     }
@@ -448,7 +507,19 @@ impl PacketDriver for Udp {
         // What the kernel itself had no room for; where it can't tell, nothing is known of it.
         let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0).saturating_sub(self.lost_before);
         let undelivered = self.slot.group().undelivered();
-        Stats { rx_dropped: self.stats.rx_dropped + lost + undelivered, ..self.stats }
+        let counts = self.neighbours.as_ref().map_or(Counts::default(), |neighbours| neighbours.links.counts);
+        Stats {
+            rx_frames: self.stats.rx_frames + counts.rx_frames,
+            rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
+            rx_dropped: self.stats.rx_dropped + lost + undelivered,
+            tx_frames: self.stats.tx_frames + counts.tx_frames,
+            tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
+            tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
+            tx_by_memory: counts.tx_frames,
+            rx_by_memory: counts.rx_frames,
+            bad_descriptors: counts.corrupt,
+            ..self.stats
+        }
     }
 }
 
@@ -470,6 +541,8 @@ struct LocalAddress {
     interface: Interface,
     /// Index of the interface for an address that is only unique there, otherwise 0.
     scope: u32,
+    /// All addresses of this host but those.
+    all: Vec<IpAddr>,
 }
 
 impl LocalAddress {
@@ -483,7 +556,11 @@ impl LocalAddress {
             Some(interface) => {
                 check_up(interface)?;
                 let scope = if is_link_local(address) { interface.index } else { 0 };
-                Ok(LocalAddress { address, interface: interface.clone(), scope })
+                let all = interfaces.iter().flat_map(|interface| &interface.addresses);
+                let all = all.map(|(address, _)| *address).filter(|address| !is_link_local(*address));
+                // The whole of 127.0.0.0/8 is this host's, whoever has it.
+                let all = all.chain(address.is_loopback().then_some(address)).collect();
+                Ok(LocalAddress { address, interface: interface.clone(), scope, all })
             }
             None => Err(Error::Invalid {
                 parameter: "address",
@@ -538,34 +615,6 @@ const QP1: u32 = 1;
 const MULTICAST: u32 = 0x00ff_ffff;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;
-
-/// Takes what others have handed on. Returns how many packets that were.
-fn take_mail(
-    slot: &Slot,
-    receiver: &mut Receiver,
-    refusals: &mut VecDeque<Refusal>,
-    sink: &mut dyn FrameSink,
-    stats: &mut Stats,
-) -> usize {
-    let mut packets = 0;
-    for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
-        match mail.kind {
-            PACKET => {
-                packets += 1;
-                stats.rx_frames += 1;
-                stats.rx_bytes += mail.bytes.len() as u64;
-                sink.take(RxFrame::new(&mail.bytes, &mut receiver.copies));
-            }
-            steering::REFUSED => {
-                if let Some(refusal) = Refusal::from_bytes(&mail.bytes) {
-                    keep(refusals, refusal);
-                }
-            }
-            kind => debug!("mail of kind {kind:#x} from another process on the address"),
-        }
-    }
-    packets
-}
 
 fn describe(config: &UdpConfig, segmentation: bool, receive_buffer: usize, slot: &Slot) -> String {
     let segmentation = match (segmentation, config.segmentation) {

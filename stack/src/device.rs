@@ -25,6 +25,7 @@ pub use dpdk::DpdkSpec;
 /// | `af_xdp:eth0:2` | the same, on queue 2 alone |
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
+/// | `udp:192.0.2.1,shm=off` | the same, which reaches processes of this host by the kernel's UDP too |
 /// | `shm:NAME` | memory that the processes of this user share who name it so, at the address 127.0.0.1 |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
 /// | `ibverbs:mlx5_0` | the first port of an RNIC that speaks RoCE, by libibverbs |
@@ -43,9 +44,19 @@ pub enum DeviceSpec {
         queue: Option<u32>,
     },
     /// A UDP socket on an address of the host.
-    Udp(IpAddr),
+    Udp {
+        /// The address.
+        address: IpAddr,
+        /// Whether processes of this host are reached by shared memory.
+        shared_memory: bool,
+    },
     /// A UDP socket on the first address of an interface.
-    UdpInterface(String),
+    UdpInterface {
+        /// The interface's name.
+        interface: String,
+        /// Whether processes of this host are reached by shared memory.
+        shared_memory: bool,
+    },
     /// A switch in shared memory, by its name.
     Shm(String),
     /// A port of DPDK.
@@ -92,8 +103,12 @@ impl DeviceSpec {
                 }
             },
             DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue)?,
-            DeviceSpec::Udp(address) => open_udp(&UdpConfig::new(*address))?,
-            DeviceSpec::UdpInterface(interface) => open_udp(&UdpConfig::of_interface(interface)?)?,
+            DeviceSpec::Udp { address, shared_memory } => {
+                open_udp(&UdpConfig::new(*address).shared_memory(*shared_memory))?
+            }
+            DeviceSpec::UdpInterface { interface, shared_memory } => {
+                open_udp(&UdpConfig::of_interface(interface)?.shared_memory(*shared_memory))?
+            }
             DeviceSpec::Shm(name) => Box::new(Shm::open(name)?),
             DeviceSpec::Dpdk(port) => port.open()?,
             DeviceSpec::Loopback => {
@@ -159,11 +174,21 @@ impl FromStr for DeviceSpec {
                 Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue })
             }
             ("udp", None) => refused("udp needs an address or an interface: udp:192.0.2.1, udp:eth0"),
-            ("udp", Some(argument)) => match without_brackets(argument).parse() {
-                Ok(address) => Ok(DeviceSpec::Udp(address)),
-                Err(_) if is_interface_name(argument) => Ok(DeviceSpec::UdpInterface(argument.to_owned())),
-                Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
-            },
+            ("udp", Some(argument)) => {
+                let (argument, shared_memory) = match argument.strip_suffix(SHM_OFF) {
+                    Some(argument) => (argument, false),
+                    None => (argument, true),
+                };
+                match without_brackets(argument).parse() {
+                    Ok(address) => Ok(DeviceSpec::Udp { address, shared_memory }),
+                    Err(_) if is_interface_name(argument) && !argument.contains(',') => {
+                        Ok(DeviceSpec::UdpInterface { interface: argument.to_owned(), shared_memory })
+                    }
+                    Err(_) => refused(
+                        "udp:ADDRESS, an address of this host, or udp:INTERFACE, with ,shm=off behind it for no shared memory",
+                    ),
+                }
+            }
             ("ibverbs", None) => refused(
                 "ibverbs needs an RNIC: ibverbs:mlx5_0, or ibverbs:mlx5_0:1:3 for port 1 with row 3 of its GID table",
             ),
@@ -202,8 +227,12 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::Interface(interface) => f.write_str(interface),
             DeviceSpec::AfXdp { interface, queue: None } => write!(f, "af_xdp:{interface}"),
             DeviceSpec::AfXdp { interface, queue: Some(queue) } => write!(f, "af_xdp:{interface}:{queue}"),
-            DeviceSpec::Udp(address) => write!(f, "udp:{address}"),
-            DeviceSpec::UdpInterface(interface) => write!(f, "udp:{interface}"),
+            DeviceSpec::Udp { address, shared_memory } => {
+                write!(f, "udp:{address}{}", if *shared_memory { "" } else { SHM_OFF })
+            }
+            DeviceSpec::UdpInterface { interface, shared_memory } => {
+                write!(f, "udp:{interface}{}", if *shared_memory { "" } else { SHM_OFF })
+            }
             DeviceSpec::Shm(name) => write!(f, "shm:{name}"),
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Ibverbs { name, port, gid } => {
@@ -219,6 +248,9 @@ impl fmt::Display for DeviceSpec {
         }
     }
 }
+
+/// Behind a `udp` device: no shared memory.
+const SHM_OFF: &str = ",shm=off";
 
 /// What a device can be.
 const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, shm:NAME, dpdk:PORT, ibverbs:DEVICE and loopback";
@@ -278,6 +310,8 @@ mod tests {
             "udp:eth0",
             "udp:10.0.0.1",
             "udp:fd09::1",
+            "udp:fd09::1,shm=off",
+            "udp:eth0,shm=off",
             "shm:lab",
             "ibverbs:mlx5_0",
             "ibverbs:rxe0:1",
@@ -288,7 +322,7 @@ mod tests {
         }
         let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None };
         assert_eq!("af_xdp:veth0".parse::<DeviceSpec>().expect("all queues"), all);
-        let bare = DeviceSpec::Udp("fd09::1".parse().expect("an address"));
+        let bare = DeviceSpec::Udp { address: "fd09::1".parse().expect("an address"), shared_memory: true };
         assert_eq!("udp:[fd09::1]".parse::<DeviceSpec>().expect("brackets"), bare);
     }
 
@@ -317,6 +351,8 @@ mod tests {
             ("xdp:eth0", "no such driver"),
             ("udp", "needs an address"),
             ("udp:10.0.0.1:5", "udp:ADDRESS"),
+            ("udp:10.0.0.1,shm=on", "udp:ADDRESS"),
+            ("udp:eth0,shm", "udp:ADDRESS"),
             ("udp:", "udp:ADDRESS"),
         ] {
             let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();

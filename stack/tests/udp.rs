@@ -21,6 +21,11 @@ struct End {
     mr: Mr,
 }
 
+/// Of the sockets themselves: contexts of one host would share memory otherwise.
+fn sockets_of(address: IpAddr) -> UdpConfig {
+    UdpConfig::new(address).shared_memory(false)
+}
+
 fn loopback(last: u8) -> IpAddr {
     Ipv4Addr::new(127, 80, 0, last).into()
 }
@@ -148,7 +153,7 @@ fn everything_arrives_once_and_exact() {
     for path_mtu in [PathMtu::Mtu1024, PathMtu::Mtu4096] {
         for (segmentation, aggregation) in [(true, true), (true, false), (false, true), (false, false)] {
             let config =
-                |last| UdpConfig::new(loopback(last)).segmentation(segmentation).aggregation(aggregation);
+                |last| sockets_of(loopback(last)).segmentation(segmentation).aggregation(aggregation);
             let ([mut a, mut b], qps) = pair(config(1), config(2), path_mtu);
             exchange(&mut a, &mut b, (qps[0], qps[1]), 240);
             for end in [&a, &b] {
@@ -201,7 +206,7 @@ fn packet(
 /// A context, and a socket that speaks for the peer of its queue pair.
 fn with_forger(own: u8, peer: u8) -> (End, Qpn, UdpSocket) {
     let socket = UdpSocket::bind((loopback(peer), 0)).unwrap();
-    let mut end = End::open(UdpConfig::new(loopback(own)));
+    let mut end = End::open(sockets_of(loopback(own)));
     let (qp, qpn) = end.qp();
     end.connect(qp, AddressVector::new(loopback(peer).into(), 0), Qpn::new(77), PathMtu::Mtu1024);
     (end, qpn, socket)
@@ -274,7 +279,7 @@ fn what_is_sent_is_as_it_was_written() {
     let own = loopback(7);
     let peer = UdpSocket::bind((loopback(8), 4791)).unwrap();
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let mut end = End::open(UdpConfig::new(own));
+    let mut end = End::open(sockets_of(own));
     let (qp, _) = end.qp();
     let way = AddressVector::new(loopback(8).into(), 0).traffic_class(0x6a).hop_limit(9);
     end.connect(qp, way, Qpn::new(77), PathMtu::Mtu1024);
@@ -313,7 +318,7 @@ fn what_is_sent_is_as_it_was_written() {
 /// ECN marks reach the receiver: they are counted, and stand in the header that datagrams come with.
 #[test]
 fn marks_are_seen() {
-    let mut ends = [9, 10].map(|last| End::open(UdpConfig::new(loopback(last))));
+    let mut ends = [9, 10].map(|last| End::open(sockets_of(loopback(last))));
     let qps = ends.each_mut().map(|end| {
         let qp = end.context.create_qp(&QpConfig::ud(end.pd, end.cq)).unwrap();
         end.context.modify_qp(qp, Transition::InitDatagram { qkey: 5 }).unwrap();
@@ -353,9 +358,9 @@ fn marks_are_seen() {
 /// Four contexts on one address, each with the queue pairs of its share, and one peer of all.
 #[test]
 fn contexts_share_an_address() {
-    let group = Udp::open_group(&UdpConfig::new(loopback(11)), 4).unwrap();
+    let group = Udp::open_group(&sockets_of(loopback(11)), 4).unwrap();
     let mut group: Vec<End> = group.into_iter().map(End::on).collect();
-    let mut peer = End::open(UdpConfig::new(loopback(12)));
+    let mut peer = End::open(sockets_of(loopback(12)));
     for (index, end) in group.iter_mut().enumerate() {
         for _ in 0..5 {
             let ((own, own_qpn), (other, other_qpn)) = (end.qp(), peer.qp());
@@ -378,10 +383,10 @@ fn contexts_share_an_address() {
 #[test]
 fn many_queue_pairs_write_at_once() {
     const LENGTH: u32 = 24;
-    let alone = Udp::open(&UdpConfig::new(loopback(18))).unwrap();
-    for ports in [vec![alone], Udp::open_group(&UdpConfig::new(loopback(17)), 4).unwrap()] {
+    let alone = Udp::open(&sockets_of(loopback(18))).unwrap();
+    for ports in [vec![alone], Udp::open_group(&sockets_of(loopback(17)), 4).unwrap()] {
         let mut others: Vec<End> = ports.into_iter().map(End::on).collect();
-        let mut own = End::open(UdpConfig::new(loopback(19)));
+        let mut own = End::open(sockets_of(loopback(19)));
         let mut clock = Clock::start();
         let mut pairs = Vec::new();
         for n in 0..40 {
@@ -429,10 +434,10 @@ fn many_queue_pairs_write_at_once() {
 #[test]
 fn what_a_socket_can_not_do_is_refused() {
     let config = Config::default().roce_v1(true);
-    let port = Udp::open(&UdpConfig::new(loopback(13))).unwrap();
+    let port = Udp::open(&sockets_of(loopback(13))).unwrap();
     let refusal = Context::open(Box::new(port), &config).map(|_| ()).unwrap_err();
     assert!(matches!(refusal, Error::Unsupported(Feature::RoceV1)), "{refusal}");
-    let mut end = End::open(UdpConfig::new(loopback(13)));
+    let mut end = End::open(sockets_of(loopback(13)));
     let entry = GidEntry::new(loopback(14).into()).vlan(5);
     let refusal = end.context.add_gid(entry).unwrap_err();
     assert!(matches!(refusal, Error::Unsupported(Feature::SecondAddress)), "{refusal}");
@@ -448,8 +453,7 @@ fn what_a_socket_can_not_do_is_refused() {
 /// The loopback interface loses nothing as long as the window fits into the receiver's buffer.
 #[test]
 fn nothing_allocates_after_set_up() {
-    let ([mut a, mut b], qps) =
-        pair(UdpConfig::new(loopback(15)), UdpConfig::new(loopback(16)), PathMtu::Mtu4096);
+    let ([mut a, mut b], qps) = pair(sockets_of(loopback(15)), sockets_of(loopback(16)), PathMtu::Mtu4096);
     let mut clock = Clock::start();
     let remote = b.context.remote(b.mr).unwrap();
     let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };

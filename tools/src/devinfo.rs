@@ -172,7 +172,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         Some(
             DeviceSpec::Interface(name)
             | DeviceSpec::AfXdp { interface: name, .. }
-            | DeviceSpec::UdpInterface(name),
+            | DeviceSpec::UdpInterface { interface: name, .. },
         ) => {
             let all = rnics.insert(Rnics::find(&netlink.interfaces()?));
             let interface = netlink.interface(name).map_err(|error| choice::explain(name, error, all))?;

@@ -128,7 +128,8 @@ impl Link {
         let address = self.address(end);
         match self.driver {
             Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
-            Driver::Udp => format!("udp:{address}"),
+            // Between loopback addresses it would be shared memory otherwise.
+            Driver::Udp => format!("udp:{address},shm=off"),
             Driver::Memif => {
                 // The one that is written to sees the ring's memory as its own: one copy less for it.
                 let role = ["server", "client,zero-copy=yes"][end];

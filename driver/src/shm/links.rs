@@ -5,6 +5,7 @@
 //! then on. Either end is told when the other one's mailbox is closed, and lets go of the ring. So each direction is made by
 //! who needs it, and a process that is killed leaves nothing.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -44,8 +45,7 @@ pub(crate) struct Neighbour {
 pub(crate) struct Links {
     own: Neighbour,
     /// What the processes at an address are called in names.
-    name_of: fn(&Links, IpAddr) -> String,
-    name: String,
+    name_of: NameOf,
     outgoing: Vec<Option<Outgoing>>,
     incoming: Vec<Incoming>,
     offers: Vec<Offer>,
@@ -56,6 +56,15 @@ pub(crate) struct Links {
     frame: Box<[u8; FRAME_MAX]>,
     copies: Copies,
     pub(crate) counts: Counts,
+}
+
+/// What the slots at an address are called in names.
+struct NameOf(Box<dyn Fn(IpAddr) -> String + Send + Sync>);
+
+impl fmt::Debug for NameOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NameOf")
+    }
 }
 
 /// Frames that went by memory.
@@ -112,11 +121,10 @@ struct Incoming {
 }
 
 impl Links {
-    pub(crate) fn new(own: Neighbour, name: String, name_of: fn(&Links, IpAddr) -> String) -> Links {
+    pub(crate) fn new(own: Neighbour, name_of: impl Fn(IpAddr) -> String + Send + Sync + 'static) -> Links {
         Links {
             own,
-            name_of,
-            name,
+            name_of: NameOf(Box::new(name_of)),
             outgoing: Vec::new(),
             incoming: Vec::new(),
             offers: Vec::new(),
@@ -127,15 +135,6 @@ impl Links {
             copies: Copies::default(),
             counts: Counts::default(),
         }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Contexts that frames go to by memory.
-    pub(crate) fn len(&self) -> usize {
-        self.outgoing.iter().flatten().count()
     }
 
     /// Hands a burst of what has come to `sink`. Returns how many frames.
@@ -361,14 +360,13 @@ impl Links {
 
     /// Returns whether there is anybody.
     fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, held: Option<Vec<u8>>) -> io::Result<bool> {
+        let name = (self.name_of.0)(to.address);
+        let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
         let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
-        let name = (self.name_of)(self, to.address);
-        let bytes = self.own.to_bytes();
-        let is_there = slots::offer(&name, to.slot, &bytes, &[ring.file(), slot.mailbox()])?;
-        if is_there {
-            self.offers.push(Offer { to, ring, until: now + ANSWER, held });
-        }
-        Ok(is_there)
+        let with = [ring.file(), slot.mailbox()];
+        slots::say(&connection, slots::OFFER, &self.own.to_bytes(), &with)?;
+        self.offers.push(Offer { to, ring, until: now + ANSWER, held });
+        Ok(true)
     }
 
     /// Takes mail that is about rings. `bell` is what wakes this context.
@@ -395,7 +393,7 @@ impl Links {
                 return warn!("slot {} of {} offers what is no ring: {error}", from.slot, from.address);
             }
         };
-        let answered = slots::reply(&mailbox, ACCEPT, &self.own.to_bytes(), &[bell, slot.mailbox()]);
+        let answered = slots::say(&mailbox, ACCEPT, &self.own.to_bytes(), &[bell, slot.mailbox()]);
         if let Err(error) = answered {
             return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
         }
@@ -403,6 +401,8 @@ impl Links {
         self.incoming.retain(|incoming| incoming.from != from);
         let watch = self.watch(slot, mailbox);
         self.incoming.push(Incoming { from, ring, watch });
+        // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
+        self.add_address(from.address);
     }
 
     fn on_accept(&mut self, slot: &Slot, mail: Mail) {

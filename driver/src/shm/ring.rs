@@ -28,7 +28,7 @@ const HEAD: usize = 8;
 /// Where a payload begins, and so how long a head in front of one may be.
 const PAYLOAD: usize = 3 * LINE;
 /// The longest frame.
-pub(super) const FRAME_MAX: usize = 9216 + 64;
+pub(crate) const FRAME_MAX: usize = 9216 + 64;
 /// What an entry takes at most.
 const ENTRY_MAX: usize = PAYLOAD + (FRAME_MAX + LINE).next_multiple_of(LINE);
 /// Bytes of entries, a power of two.

@@ -44,7 +44,7 @@ impl Choice {
         let interface = match device {
             DeviceSpec::Interface(name)
             | DeviceSpec::AfXdp { interface: name, .. }
-            | DeviceSpec::UdpInterface(name) => Some(name),
+            | DeviceSpec::UdpInterface { interface: name, .. } => Some(name),
             _ => None,
         };
         let cards = interface.into_iter().flat_map(|name| rnics.map(|rnics| rnics.on(name))).flatten();

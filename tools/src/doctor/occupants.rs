@@ -37,8 +37,8 @@ impl Place {
         match device {
             DeviceSpec::Interface(name) => whole(name, None),
             DeviceSpec::AfXdp { interface, .. } => whole(interface, Some("af_xdp")),
-            DeviceSpec::Udp(address) => one(*address),
-            DeviceSpec::UdpInterface(name) => one(UdpConfig::of_interface(name)?.address),
+            DeviceSpec::Udp { address, .. } => one(*address),
+            DeviceSpec::UdpInterface { interface: name, .. } => one(UdpConfig::of_interface(name)?.address),
             _ => Ok(None),
         }
     }

@@ -130,8 +130,10 @@ fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
     let interface = match device {
         DeviceSpec::Interface(name)
         | DeviceSpec::AfXdp { interface: name, .. }
-        | DeviceSpec::UdpInterface(name) => interfaces.iter().find(|interface| interface.name == *name),
-        DeviceSpec::Udp(address) => has(address),
+        | DeviceSpec::UdpInterface { interface: name, .. } => {
+            interfaces.iter().find(|interface| interface.name == *name)
+        }
+        DeviceSpec::Udp { address, .. } => has(address),
         _ => return Err(named(&format!("'{device}' is on no interface of the kernel"))),
     };
     let interface = interface.ok_or_else(|| named(&format!("there is no interface of '{device}'")))?;

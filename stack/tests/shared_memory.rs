@@ -1,0 +1,172 @@
+//! Processes of one host: a switch in shared memory, and addresses whose contexts find each other's memory by themselves.
+#![allow(clippy::unwrap_used)] // in helpers of tests
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use ferroce::*;
+
+const LONG: Duration = Duration::from_secs(20);
+const SIZE: usize = 1 << 18;
+
+/// A context with a queue pair that is connected, and its memory.
+struct End {
+    context: Context,
+    cq: Cq,
+    mr: Mr,
+    qp: Qp,
+}
+
+impl End {
+    fn open(device: &str) -> End {
+        let mut context = Context::open(Device::open(device).unwrap(), &Config::default()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
+        let mr = context.register(pd, Memory::zeroed(SIZE).unwrap(), all()).unwrap();
+        let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+        context.modify_qp(qp, Transition::Init { access: all() }).unwrap();
+        End { context, cq, mr, qp }
+    }
+
+    fn post(&mut self, op: SendOp, length: u32) {
+        let sges = [Sge { mr: self.mr, offset: 0, length }];
+        let data = if length == 0 { Data::Sges(&[]) } else { Data::Sges(&sges) };
+        let wr = SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED };
+        self.context.post_send(self.qp, &wr).unwrap();
+    }
+
+    fn fill(&mut self, seed: usize) {
+        let bytes = self.context.bytes_mut(self.mr).unwrap();
+        bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 7 + (at >> 8) + seed) as u8);
+    }
+}
+
+fn all() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+fn drive(ends: &mut [End], mut done: impl FnMut(&mut [End]) -> bool) {
+    let mut clock = Clock::start();
+    let deadline = Instant::now() + LONG;
+    while !done(ends) {
+        for end in ends.iter_mut() {
+            end.context.poll(clock.now()).unwrap();
+        }
+        assert!(Instant::now() < deadline, "it does not come");
+    }
+}
+
+/// Connects two ends by address and port: both kinds of packets, those of QP1 and those of queue pairs.
+fn connect(ends: &mut [End], to: SocketAddr) {
+    ends[1].context.listen(PortSpace::Tcp, to, &ListenConfig::default()).unwrap();
+    let (qps, none) = ([ends[0].qp, ends[1].qp], ConnectionParameters::default());
+    ends[0].context.connect(qps[0], to, &none).unwrap();
+    let mut up = [false; 2];
+    drive(ends, |ends| {
+        for (n, end) in ends.iter_mut().enumerate() {
+            match end.context.next_cm_event() {
+                Some(CmEvent::ConnectionRequest(request)) => {
+                    end.context.accept(request.id, qps[n], &none).unwrap();
+                }
+                Some(CmEvent::Established { .. }) => up[n] = true,
+                Some(other) => panic!("{other:?}"),
+                None => {}
+            }
+        }
+        up == [true; 2]
+    });
+}
+
+/// Every operation, of sizes around those at which frames are made otherwise.
+fn exchange(ends: &mut [End]) {
+    let remote = ends[1].context.remote(ends[1].mr).unwrap();
+    let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
+    for (seed, length) in
+        [1u32, 8, 511, 512, 513, 4095, 4096, 4097, 65_537, SIZE as u32].into_iter().enumerate()
+    {
+        for op in [SendOp::Write(remote), SendOp::Read(remote), SendOp::Send] {
+            let from = usize::from(matches!(op, SendOp::Read(_)));
+            ends[from].fill(seed + 1);
+            ends[1 - from].fill(seed + 100);
+            if op == SendOp::Send {
+                let sges = [Sge { mr: ends[1].mr, offset: 0, length }];
+                let qp = ends[1].qp;
+                ends[1].context.post_recv(qp, &ReceiveWorkRequest { wr_id: 2, sges: &sges }).unwrap();
+            }
+            ends[0].post(op, length);
+            let mut wanted = if op == SendOp::Send { 2 } else { 1 };
+            drive(ends, |ends| {
+                for end in ends.iter_mut() {
+                    while let Some(wc) = end.context.poll_cq(end.cq).unwrap() {
+                        assert_eq!(wc.status, WcStatus::Success, "{op:?} of {length}");
+                        wanted -= 1;
+                    }
+                }
+                wanted == 0
+            });
+            let [sent, came] = [0, 1].map(|n| ends[n].context.bytes(ends[n].mr).unwrap());
+            assert!(sent[..length as usize] == came[..length as usize], "{op:?} of {length}");
+            assert!(
+                length as usize == SIZE || sent[length as usize] != came[length as usize],
+                "beyond {length}"
+            );
+        }
+    }
+    ends[0].post(SendOp::FetchAdd { remote, add: 5 }, 8);
+    let mut done = false;
+    drive(ends, |ends| {
+        done |= ends[0].context.poll_cq(ends[0].cq).unwrap().is_some_and(|wc| wc.status == WcStatus::Success);
+        done
+    });
+}
+
+fn by_memory(end: &End) -> [u64; 2] {
+    let stats = end.context.driver_stats();
+    [stats.tx_by_memory, stats.rx_by_memory]
+}
+
+#[test]
+fn a_switch_carries_every_operation() {
+    let device = format!("shm:test-{}", std::process::id());
+    let mut ends = [(); 2].map(|()| End::open(&device));
+    connect(&mut ends, "127.0.0.1:7471".parse().unwrap());
+    exchange(&mut ends);
+    for end in &ends {
+        assert!(by_memory(end).iter().all(|frames| *frames > 100), "{:?}", end.context.driver_stats());
+        assert!(end.context.counters().drops().all(|(_, count)| count == 0), "{}", end.context.counters());
+    }
+}
+
+/// Two processes on one address, and on two.
+#[test]
+fn contexts_on_addresses_of_this_host_share_memory_by_themselves() {
+    for devices in [["udp:127.83.0.1"; 2], ["udp:127.83.0.2", "udp:127.83.0.3"]] {
+        let mut ends = devices.map(End::open);
+        let to = format!("{}:7471", &devices[1][4..]);
+        connect(&mut ends, to.parse().unwrap());
+        exchange(&mut ends);
+        for end in &ends {
+            assert!(by_memory(end).iter().all(|frames| *frames > 100), "{:?}", end.context.driver_stats());
+            assert!(
+                end.context.counters().drops().all(|(_, count)| count == 0),
+                "{}",
+                end.context.counters()
+            );
+        }
+    }
+}
+
+/// With the option off at either end it is the kernel's UDP.
+#[test]
+fn with_the_option_off_it_is_udp() {
+    for devices in [
+        ["udp:127.83.0.4,shm=off", "udp:127.83.0.5"],
+        ["udp:127.83.0.6", "udp:127.83.0.7,shm=off"],
+        ["udp:127.83.0.8,shm=off", "udp:127.83.0.8,shm=off"],
+    ] {
+        let mut ends = devices.map(End::open);
+        let to = format!("{}:7471", devices[1][4..].trim_end_matches(",shm=off"));
+        connect(&mut ends, to.parse().unwrap());
+        exchange(&mut ends);
+        assert_eq!(ends.each_ref().map(by_memory), [[0; 2]; 2]);
+    }
+}
