@@ -53,7 +53,7 @@ fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
         let remote = RemoteMemory::from_bytes(&answer[..RemoteMemory::LEN]).unwrap();
         let op = SendOp::Write(RemoteAddress { addr: remote.addr, rkey: remote.rkey });
         let sges = [mr.sge(0..SIZE as u64)];
-        let (mut completed, mut failed, mut poller) = (0, None, Poller::new());
+        let (mut completed, mut is_killed, mut failed, mut poller) = (0, false, None, Poller::new());
         let mut post = |context: &mut Context| {
             let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
             let _ = context.post_send(qp, &wr);
@@ -68,8 +68,9 @@ fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
                     continue;
                 }
                 completed += 1;
-                if completed == 50 + 37 * round {
-                    assert_eq!(mapped(), 2, "a ring each way");
+                // A ring each way; a process in the place of one that has just ended is asked for it after a while.
+                if completed >= 50 + 37 * round && mapped() == 2 && !is_killed {
+                    is_killed = true;
                     peer.kill().unwrap();
                 }
                 post(&mut context);

@@ -22,8 +22,10 @@ use crate::{FrameSink, Nanos, Room, RxFrame, SpanMut};
 pub(crate) const ACCEPT: u8 = b'K';
 /// How long frames wait for the answer to an offer, which the other's program gives when it polls.
 const ANSWER: Duration = Duration::from_millis(20);
+/// How long an offer may be answered after that.
+const ANSWERABLE: Duration = Duration::from_secs(1);
 /// How soon a process that has not answered is asked again.
-const AGAIN: Duration = Duration::from_secs(2);
+const AGAIN: Duration = Duration::from_millis(200);
 /// How long a full ring holds up all others. A consumer that is so long away has its frames dropped.
 const STALL: Duration = Duration::from_millis(100);
 /// Frames of one ring in a burst.
@@ -199,8 +201,20 @@ impl Links {
         self.offers.iter().any(|offer| offer.held.is_some())
     }
 
-    /// The next frame that has waited for an answer in vain.
+    /// The next frame that has waited for an answer in vain. What is not answered for long is taken back.
+    #[inline]
     pub(crate) fn next_unanswered(&mut self, now: Nanos) -> Option<Vec<u8>> {
+        if self.offers.is_empty() {
+            return None;
+        }
+        let Links { offers, routes, .. } = self;
+        offers.retain(|offer| {
+            let is_answerable = offer.held.is_some() || now < offer.until + ANSWERABLE;
+            if !is_answerable {
+                set_route(routes, offer.to, Route::None(now + AGAIN));
+            }
+            is_answerable
+        });
         self.offers.iter_mut().find(|offer| offer.held.is_some() && now >= offer.until)?.held.take()
     }
 
@@ -332,14 +346,7 @@ impl Links {
         let is_time = match route {
             Route::Unknown => true,
             Route::None(again) => now >= again,
-            // It did not poll then; it may have ended, and another one come.
-            Route::Offered => {
-                let is_old = |offer: &Offer| offer.to == to && now >= offer.until + AGAIN;
-                let before = self.offers.len();
-                self.offers.retain(|offer| !is_old(offer));
-                self.offers.len() < before
-            }
-            Route::Ring(_) => false,
+            Route::Offered | Route::Ring(_) => false,
         };
         if !is_time {
             return false;
