@@ -17,6 +17,8 @@ pub(crate) enum Driver {
     AfXdp,
     /// DPDK's net_memif between two processes
     Memif,
+    /// Memory that the two processes share
+    Shm,
     /// UDP sockets on a veth, or between loopback addresses as an ordinary user
     Udp,
 }
@@ -26,6 +28,7 @@ impl Driver {
         match self {
             Driver::AfXdp => "af_xdp",
             Driver::Memif => "memif",
+            Driver::Shm => "shm",
             Driver::Udp => "udp",
         }
     }
@@ -70,6 +73,7 @@ impl Link {
         };
         match driver {
             Driver::Memif => link.description = "net_memif between two processes".to_owned(),
+            Driver::Shm => link.description = "shared memory of two processes".to_owned(),
             Driver::Udp if !is_root() => {
                 link.description = "127.0.0.1 and 127.0.0.2 of lo (no right to make a veth)".to_owned();
             }
@@ -118,7 +122,7 @@ impl Link {
     pub(crate) fn address(&self, end: usize) -> IpAddr {
         let last = end as u8 + 1;
         let first_three =
-            if self.namespaces.is_empty() && self.driver == Driver::Udp { [127, 0, 0] } else { [10, 77, 1] };
+            if self.namespaces.is_empty() && self.driver != Driver::Memif { [127, 0, 0] } else { [10, 77, 1] };
         let [a, b, c] = first_three;
         Ipv4Addr::new(a, b, c, last).into()
     }
@@ -128,6 +132,7 @@ impl Link {
         let address = self.address(end);
         match self.driver {
             Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
+            Driver::Shm => format!("shm:{PREFIX}{}-{}", std::process::id(), self.job.get()),
             // Between loopback addresses it would be shared memory otherwise.
             Driver::Udp => format!("udp:{address},shm=off"),
             Driver::Memif => {

@@ -13,11 +13,13 @@ pub(crate) struct Group {
     pub(crate) path_mtu: u32,
 }
 
-pub(crate) const GROUPS: [Group; 6] = [
+pub(crate) const GROUPS: [Group; 8] = [
     Group { driver: Driver::AfXdp, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::AfXdp, mtu: 9000, path_mtu: 4096 },
     Group { driver: Driver::Memif, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::Memif, mtu: 9000, path_mtu: 4096 },
+    Group { driver: Driver::Shm, mtu: 1500, path_mtu: 1024 },
+    Group { driver: Driver::Shm, mtu: 9000, path_mtu: 4096 },
     Group { driver: Driver::Udp, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::Udp, mtu: 9000, path_mtu: 4096 },
 ];
@@ -118,7 +120,7 @@ pub(crate) fn lines() -> Vec<Line> {
     use Bound::{AtLeast, AtMost};
     use Quantity::{Idle, P50, P99, Payload, Rate};
     let ratio = |a, b, quantity| Figure::Ratio(Measure(a, quantity), Measure(b, quantity));
-    let [xdp_1024, xdp_4096, memif_1024, memif_4096, udp_1500, udp_9000] = GROUPS;
+    let [xdp_1024, xdp_4096, memif_1024, memif_4096, shm_1024, shm_4096, udp_1500, udp_9000] = GROUPS;
     let checked = |group: Group| Case::RawChecked { payload: group.path_mtu as usize };
     let ring = |group: Group| Case::Ring { slot: group.path_mtu as usize, crc: true };
     let raw_ping = Case::RawRoundTrip { frame: SMALL_FRAME };
@@ -289,6 +291,55 @@ pub(crate) fn lines() -> Vec<Line> {
             Figure::Alone(Measure(Case::Idle, P50)),
             AtMost(100e3),
         ),
+        line(
+            "8a",
+            shm_4096,
+            "path MTU 4096, WRITE of 64 KiB, Gb/s of payload",
+            Figure::Alone(Measure(write(KIB_64, 1), Payload)),
+            AtLeast(130.0),
+        ),
+        line(
+            "8b",
+            shm_4096,
+            "path MTU 4096, WRITE of 64 KiB : ring of 4 KiB with CRC",
+            ratio(write(KIB_64, 1), ring(shm_4096), Payload),
+            AtLeast(0.5),
+        ),
+        line(
+            "8c",
+            shm_1024,
+            "path MTU 1024, WRITE of 64 KiB : ring of 1 KiB with CRC",
+            ratio(write(KIB_64, 1), ring(shm_1024), Payload),
+            AtLeast(0.5),
+        ),
+        line(
+            "8d",
+            shm_1024,
+            "8-byte WRITE, 1 QP, messages a second",
+            Figure::Alone(Measure(write(8, 1), Rate)),
+            AtLeast(7e6),
+        ),
+        line(
+            "8e",
+            shm_1024,
+            "8-byte WRITE, 16 QPs : 1 QP, rate",
+            ratio(write(8, 16), write(8, 1), Rate),
+            AtLeast(0.9),
+        ),
+        line(
+            "8f",
+            shm_1024,
+            "8-byte WRITE, 1024 QPs : 1 QP, rate",
+            ratio(write(8, 1024), write(8, 1), Rate),
+            AtLeast(0.9),
+        ),
+        line(
+            "8g",
+            shm_1024,
+            "8-byte WRITE, round trip p50, ns",
+            Figure::Alone(Measure(ping, P50)),
+            AtMost(1000.0),
+        ),
     ]
 }
 
@@ -298,12 +349,15 @@ impl Group {
     pub(crate) fn details(self) -> Vec<Case> {
         let payload = self.path_mtu as usize;
         let mut cases = Vec::new();
-        cases.extend([
-            Case::RawRate { frame: 64 },
-            Case::RawRate { frame: payload + OVERHEAD },
-            Case::RawChecked { payload },
-            Case::RawRoundTrip { frame: SMALL_FRAME },
-        ]);
+        // Frames without a queue pair have no way in shared memory; the ring is what it is measured by.
+        if self.driver != Driver::Shm {
+            cases.extend([
+                Case::RawRate { frame: 64 },
+                Case::RawRate { frame: payload + OVERHEAD },
+                Case::RawChecked { payload },
+                Case::RawRoundTrip { frame: SMALL_FRAME },
+            ]);
+        }
         for size in SIZES {
             for qps in [1, 16] {
                 cases.extend([Op::Write, Op::Read, Op::Send].map(|op| Case::Rate { op, size, qps }));
@@ -311,14 +365,14 @@ impl Group {
         }
         cases.extend([Op::Write, Op::Read, Op::Send].map(|op| Case::Rate { op, size: 8, qps: 1024 }));
         cases.extend([8, 4096].map(|size| Case::RoundTrip { size }));
-        if self.driver != Driver::Memif {
+        if !matches!(self.driver, Driver::Memif | Driver::Shm) {
             let datagram = self.mtu as usize - 28;
             cases.extend([Case::TcpRate { write: KIB_64 as usize }, Case::TcpRoundTrip]);
             cases.extend([Case::UdpRate { datagram }, Case::UdpRoundTrip]);
             cases.extend(SIZES.map(|size| Case::UcxRate { size }));
             cases.push(Case::UcxRoundTrip { size: 8 });
         }
-        if self.driver == Driver::Memif {
+        if matches!(self.driver, Driver::Memif | Driver::Shm) {
             cases.extend([Case::Ring { slot: 64, crc: false }, Case::RingRoundTrip]);
             cases.extend([false, true].map(|crc| Case::Ring { slot: payload, crc }));
         }
