@@ -143,7 +143,7 @@ impl PacketDriver for Shm {
                     self.links.take_mail(&self.slot, self.doorbell.bell(), mail);
                 }
             }
-            self.links.ring_bells();
+            self.links.end_burst();
         }
         Ok(received)
     }
@@ -174,7 +174,7 @@ impl PacketDriver for Shm {
             }
         }
         if sent > 0 {
-            self.links.ring_bells();
+            self.links.end_burst();
         }
         Ok(sent)
     }

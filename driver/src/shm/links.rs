@@ -148,6 +148,7 @@ impl Links {
             for _ in 0..BURST {
                 match incoming.ring.take(frame) {
                     Ok(Some(len)) => {
+                        incoming.ring.prefetch();
                         frames += 1;
                         counts.rx_bytes += len as u64;
                         sink.take(RxFrame::new(&frame[..len], copies));
@@ -311,11 +312,12 @@ impl Links {
         true
     }
 
-    /// Wakes those who sleep and have frames now.
+    /// Ends a burst: those who have frames now see them all, and those of them that sleep are woken.
     #[inline]
-    pub(crate) fn ring_bells(&mut self) {
+    pub(crate) fn end_burst(&mut self) {
         for outgoing in self.outgoing.iter_mut().flatten().filter(|outgoing| outgoing.is_used) {
             outgoing.is_used = false;
+            outgoing.ring.flush();
             if outgoing.ring.wakes() {
                 // A bell whose process is gone rings nobody.
                 let _ = rustix::io::write(&outgoing.bell, &1u64.to_ne_bytes());
@@ -369,7 +371,7 @@ impl Links {
     fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, held: Option<Vec<u8>>) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
-        let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let ring = FrameProducer::create(std::env::var("SHMSIZE").ok().and_then(|s| s.parse().ok()).unwrap_or(SIZE)).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [ring.file(), slot.mailbox()];
         slots::say(&connection, slots::OFFER, &self.own.to_bytes(), &with)?;
         self.offers.push(Offer { to, ring, until: now + ANSWER, held });

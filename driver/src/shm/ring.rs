@@ -29,6 +29,8 @@ const HEAD: usize = 8;
 const PAYLOAD: usize = 3 * LINE;
 /// The longest frame.
 pub(crate) const FRAME_MAX: usize = 9216 + 64;
+/// Frames that the consumer sees at once, if they are sent at once.
+const BATCH: u32 = 16;
 /// What an entry takes at most.
 const ENTRY_MAX: usize = PAYLOAD + (FRAME_MAX + LINE).next_multiple_of(LINE);
 /// Bytes of entries, a power of two.
@@ -131,6 +133,11 @@ pub(super) struct FrameProducer {
     /// Bytes so far, and of those how many the consumer was known to be through with.
     next: u64,
     consumed: u64,
+    /// Where the first entry of a batch is, and its word, which is stored when the batch is over. Until then the consumer
+    /// sees none of it, and does not fetch lines that are still being written.
+    first: (u64, u64),
+    /// Entries of the batch.
+    batch: u32,
 }
 
 impl FrameProducer {
@@ -139,7 +146,7 @@ impl FrameProducer {
         let size = size.clamp(SIZE_MIN, SIZE_MAX).next_power_of_two();
         let memory = SealedMemory::create("ferroce-shm", HEADER + size)?;
         memory.word(MAGIC).store(READY, Ordering::Release);
-        Ok(FrameProducer { memory: Memory { memory, size }, next: 0, consumed: 0 })
+        Ok(FrameProducer { memory: Memory { memory, size }, next: 0, consumed: 0, first: (0, 0), batch: 0 })
     }
 
     /// The memory, for the consumer.
@@ -185,7 +192,8 @@ impl FrameProducer {
         Some(self.memory.memory.span_mut(self.memory.place(self.next) + PAYLOAD, payload))
     }
 
-    /// Sends a frame, of whose payload so many bytes are [placed](FrameProducer::place).
+    /// Sends a frame, of whose payload so many bytes are [placed](FrameProducer::place): with the [end](FrameProducer::flush)
+    /// of its batch at the latest.
     ///
     /// # Panics
     /// If it is longer than a frame may be.
@@ -204,11 +212,29 @@ impl FrameProducer {
         }
         let next = self.next + lengths.entry() as u64;
         self.memory.word(next).store(0, Ordering::Relaxed);
-        self.memory.word(self.next).store(lengths.word(), Ordering::Release);
+        if self.batch == 0 {
+            self.first = (self.next, lengths.word());
+        } else {
+            self.memory.word(self.next).store(lengths.word(), Ordering::Relaxed);
+        }
         self.next = next;
+        self.batch += 1;
+        if self.batch == BATCH {
+            self.flush();
+        }
     }
 
-    /// Whether the consumer sleeps, and is to be woken: behind what was published. Once for each sleep.
+    /// Ends a batch.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        if self.batch > 0 {
+            let (at, word) = self.first;
+            self.memory.word(at).store(word, Ordering::Release);
+            self.batch = 0;
+        }
+    }
+
+    /// Whether the consumer sleeps, and is to be woken: behind a [batch](FrameProducer::flush). Once for each sleep.
     #[inline]
     pub(super) fn wakes(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -274,6 +300,16 @@ impl FrameConsumer {
         Err(Corrupt)
     }
 
+    /// Has the processor fetch the next frame, if it is there, while another one is being looked at: most of what a frame costs
+    /// its consumer is that its bytes come from another core.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        let word = self.memory.word(self.next).load(Ordering::Relaxed);
+        if let Some(Entry::Frame(lengths)) = Entry::of(word) {
+            self.memory.memory.prefetch(self.memory.place(self.next), lengths.entry());
+        }
+    }
+
     /// Tells the producer what it may use again.
     #[inline]
     pub(super) fn tell(&mut self) {
@@ -334,6 +370,9 @@ mod tests {
             producer.place(payload).unwrap().copy_from(bytes[head..head + payload].into());
         }
         producer.publish(&bytes[..head], payload, &bytes[head + payload..][..tail]);
+        if number % 3 == 0 {
+            producer.flush();
+        }
     }
 
     #[test]
@@ -350,6 +389,7 @@ mod tests {
                         sent += 1;
                     }
                 }
+                producer.flush();
                 for _ in 0..random.below(40) {
                     let Some(len) = consumer.take(&mut room).unwrap() else {
                         consumer.tell();
@@ -375,9 +415,11 @@ mod tests {
                     send(&mut producer, sent);
                     sent += 1;
                 } else {
+                    producer.flush();
                     std::thread::yield_now();
                 }
             }
+            producer.flush();
         });
         let mut room = Box::new([0; FRAME_MAX]);
         let mut taken = 0;
@@ -401,7 +443,7 @@ mod tests {
         let (mut producer, consumer) = pair(SIZE_MIN);
         assert!(!producer.wakes());
         assert!(consumer.rest());
-        send(&mut producer, 1);
+        send(&mut producer, 3);
         assert!(producer.wakes() && !producer.wakes());
         assert!(!consumer.rest(), "something is there");
         consumer.rise();

@@ -35,7 +35,7 @@ impl Neighbours {
 
     pub(super) fn take_mail(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
         self.links.take_mail(slot, bell, mail);
-        self.links.ring_bells();
+        self.links.end_burst();
     }
 
     /// The frames of `source` that go by the socket; the others are sent by memory on the way.
@@ -60,7 +60,7 @@ pub(super) struct Others<'a> {
 impl Others<'_> {
     /// Wakes those who have frames now. Returns how many frames went by memory.
     pub(super) fn end(self) -> usize {
-        self.neighbours.links.ring_bells();
+        self.neighbours.links.end_burst();
         self.sent
     }
 }
