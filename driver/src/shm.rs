@@ -6,10 +6,11 @@
 //! anything at any time: the processes need not trust each other. Whoever has nothing to do sleeps, and is woken by its bell
 //! (an eventfd: a context may wait for other descriptors too, which a futex could not be one of).
 
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod attack;
 pub(crate) mod links;
 pub(crate) mod ring;
-#[cfg(test)]
-mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -371,7 +371,7 @@ impl Links {
     fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, held: Option<Vec<u8>>) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
-        let ring = FrameProducer::create(std::env::var("SHMSIZE").ok().and_then(|s| s.parse().ok()).unwrap_or(SIZE)).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [ring.file(), slot.mailbox()];
         slots::say(&connection, slots::OFFER, &self.own.to_bytes(), &with)?;
         self.offers.push(Offer { to, ring, until: now + ANSWER, held });

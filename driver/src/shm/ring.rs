@@ -140,6 +140,25 @@ pub(super) struct FrameProducer {
     batch: u32,
 }
 
+#[cfg(any(test, fuzzing))]
+impl FrameProducer {
+    /// Where the consumer says how far it is.
+    pub(super) const CONSUMED: usize = CONSUMED;
+
+    /// Where the word of the next entry is in the memory.
+    pub(super) fn next_word(&self) -> usize {
+        self.memory.place(self.next)
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl FrameConsumer {
+    /// Where the word of the next entry is in the memory.
+    pub(super) fn next_word(&self) -> usize {
+        self.memory.place(self.next)
+    }
+}
+
 impl FrameProducer {
     /// A ring for `size` bytes of entries, a power of two.
     pub(super) fn create(size: usize) -> Result<FrameProducer, SealedError> {
