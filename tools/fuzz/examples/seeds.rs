@@ -26,6 +26,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, input) in selective::seeds() {
         corpus.add("selective", name, &input)?;
     }
+    for (name, input) in rings() {
+        corpus.add("shm", name, &input)?;
+    }
     for target in fs::read_dir(&corpus.0)? {
         let target = target?.path();
         println!("{} seeds in {}", fs::read_dir(&target)?.count(), target.display());
@@ -50,6 +53,19 @@ fn scenarios(corpus: &Corpus, manual: &str) -> Result<(), Box<dyn Error>> {
         corpus.add("scenario", &format!("manual-{number}"), block.as_bytes())?;
     }
     Ok(())
+}
+
+/// Steps of twelve bytes at a ring: what is done, how, and a number.
+fn rings() -> [(&'static str, Vec<u8>); 2] {
+    let step = |what: u8, kind: u8, number: u64| {
+        let mut step = [what, kind, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        step[2..10].copy_from_slice(&number.to_le_bytes());
+        step
+    };
+    // Frames in three pieces and in one, each taken; then one bit of the next word changed, and of the consumer's.
+    let good = [step(0, 6, 4096), step(1, 0, 0), step(0, 3, 60), step(1, 0, 0), step(2, 0, 0)];
+    let lies = [step(0, 6, 4096), step(3, 0x80, 40), step(1, 0, 0), step(3, 0x81, 1), step(0, 6, 8000)];
+    [("frames", good.repeat(40).concat()), ("lies", lies.repeat(8).concat())]
 }
 
 /// What one capture gives.
