@@ -66,7 +66,7 @@ pub struct UdpConfig {
     /// apart late (UDP GSO).
     pub segmentation: bool,
     /// Whether the kernel may hand over segments that it has kept together (UDP GRO). While several contexts share the
-    /// address it does not: what it puts together may be for several queue pairs, and goes to one socket.
+    /// address it puts none together itself: they may be for several contexts, and go to one socket.
     pub aggregation: bool,
     /// Whether other processes of this user may open the address too.
     pub sharing: bool,
@@ -143,7 +143,8 @@ impl UdpConfig {
 /// Processes of one user on this host's addresses reach each other by memory that they share, without the kernel
 /// ([`UdpConfig::shared_memory`]): the first frame to one asks it, and those behind it wait for its answer for 20 ms at most.
 ///
-/// Sharing costs aggregation: the kernel puts no packets together while there is more than one process.
+/// Sharing costs aggregation on an interface where the kernel puts packets together (`ethtool -k`, generic-receive-offload): it
+/// does not while there is more than one process.
 #[derive(Debug)]
 pub struct Udp {
     capabilities: Capabilities,
@@ -233,7 +234,8 @@ impl Udp {
         let mtu = interface.mtu.min(MTU_MAX);
         let segmentation = config.segmentation && socket::can_segment(socket.as_fd());
         let receive_buffer = socket::receive_buffer(socket.as_fd()).map_err(os)?;
-        let description = describe(config, segmentation, receive_buffer, &slot);
+        let description =
+            describe(config, (segmentation, socket::aggregates(socket.as_fd())), receive_buffer, &slot);
         info!(interface = interface.name, "udp: {address}, {description}");
         if receive_buffer < ENOUGH_BUFFER {
             warn!(
@@ -616,17 +618,18 @@ const MULTICAST: u32 = 0x00ff_ffff;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;
 
-fn describe(config: &UdpConfig, segmentation: bool, receive_buffer: usize, slot: &Slot) -> String {
+fn describe(
+    config: &UdpConfig,
+    (segmentation, aggregates): (bool, bool),
+    receive_buffer: usize,
+    slot: &Slot,
+) -> String {
     let segmentation = match (segmentation, config.segmentation) {
         (true, _) => "segmentation",
         (false, true) => "no segmentation (the kernel is older than 4.18)",
         (false, false) => "no segmentation",
     };
-    let aggregation = if config.aggregation && slot.group().alive().count_ones() == 1 {
-        "aggregation"
-    } else {
-        "no aggregation"
-    };
+    let aggregation = if aggregates { "aggregation" } else { "no aggregation" };
     let busy = config.busy_poll.map_or(String::new(), |time| format!(", busy polling {time:?}"));
     let alive = slot.group().alive();
     let is_shared = alive.count_ones() > 1;

@@ -264,7 +264,6 @@ fn filters_forward_every_call_of_sinks_and_sources() {
     let mut room = Scratch([0; 16]);
     let mut whole = EitherSource::new(&mut nothing, &mut filtered);
     assert_eq!(whole.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 60);
-    drop(filtered);
     let mut placed = EitherSource::new(&mut nothing, &mut source);
     assert_eq!(placed.place(&mut [0; 60], &mut [0; TAIL_MAX], &mut room).unwrap().head, 40);
     assert_eq!(room.0, [7; 16]);

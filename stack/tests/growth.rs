@@ -231,7 +231,8 @@ fn each_setter_of_a_driver_sets_its_field() {
     all(&LinkConfig::default(), &[], &set);
     let own = [192, 0, 2, 1].into();
     let set = fields!(UdpConfig::new(own);
-        segmentation: true => false, aggregation: true => false, sharing: true => false, busy_poll: None => Some(micro));
+        segmentation: true => false, aggregation: true => false, sharing: true => false, shared_memory: true => false,
+        busy_poll: None => Some(micro));
     all(&UdpConfig::new(own), &["address"], &set);
     let terms = SocketTerms::new(4791, 1 << 20);
     let set = fields!(terms; qpns: (0, 1) => (1, 2), comm_ids: (0, 1) => (1, 2));

@@ -54,7 +54,7 @@ fn a_peer_that_is_killed_ends_the_work_and_leaves_nothing() {
         let op = SendOp::Write(RemoteAddress { addr: remote.addr, rkey: remote.rkey });
         let sges = [mr.sge(0..SIZE as u64)];
         let (mut completed, mut is_killed, mut failed, mut poller) = (0, false, None, Poller::new());
-        let mut post = |context: &mut Context| {
+        let post = |context: &mut Context| {
             let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
             let _ = context.post_send(qp, &wr);
         };

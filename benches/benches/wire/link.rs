@@ -121,8 +121,11 @@ impl Link {
 
     pub(crate) fn address(&self, end: usize) -> IpAddr {
         let last = end as u8 + 1;
-        let first_three =
-            if self.namespaces.is_empty() && self.driver != Driver::Memif { [127, 0, 0] } else { [10, 77, 1] };
+        let first_three = if self.namespaces.is_empty() && self.driver != Driver::Memif {
+            [127, 0, 0]
+        } else {
+            [10, 77, 1]
+        };
         let [a, b, c] = first_three;
         Ipv4Addr::new(a, b, c, last).into()
     }

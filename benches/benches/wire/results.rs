@@ -218,6 +218,7 @@ impl Results {
             Figure::Above(..) => format!("{value:.0}"),
             Figure::Alone(Measure(_, Quantity::Idle)) => format!("{:.2} %", value * 100.0),
             Figure::Alone(Measure(_, Quantity::P50 | Quantity::P99)) => format!("{:.1} us", value / 1e3),
+            Figure::Alone(Measure(_, Quantity::Payload)) => format!("{value:.1} Gb/s"),
             Figure::Alone(..) => format!("{:.2} M", value / 1e6),
         };
         let bound = match line.bound {

@@ -17,18 +17,18 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, None, BytesBy16 { from, to: SpanMut::empty() })
+    run::<false>(register, None, BytesBy16 { from, to: std::ptr::dangling_mut() })
 }
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, Some(mask), BytesBy16 { from, to: SpanMut::empty() })
+    run::<false>(register, Some(mask), BytesBy16 { from, to: std::ptr::dangling_mut() })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
-    run::<true>(register, None, BytesBy16 { from, to })
+    run::<true>(register, None, BytesBy16 { from, to: to.address() })
 }
 
 #[inline]
@@ -113,11 +113,10 @@ pub(super) fn remainder(value: __m128i) -> u32 {
     _mm_extract_epi32::<2>(_mm_xor_si128(value, product)).cast_unsigned()
 }
 
-/// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
-/// is not used.
+/// What is still to be read, and where it goes: with `COPY` as many bytes there are valid for writes, else it is not used.
 struct BytesBy16<'a, const COPY: bool> {
     from: Span<'a>,
-    to: SpanMut<'a>,
+    to: *mut u8,
 }
 
 impl<const COPY: bool> BytesBy16<'_, COPY> {
@@ -130,10 +129,10 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
         // SAFETY: 16 bytes are read from a span of 16.
         let vector = unsafe { _mm_loadu_si128(now.address().cast()) };
         if COPY {
-            let (now, later) = self.to.split_at(VECTOR);
-            self.to = later;
-            // SAFETY: 16 bytes are written to a span of 16.
-            unsafe { _mm_storeu_si128(now.address().cast(), vector) };
+            // SAFETY: 16 bytes are written where as many are valid as `from` had, which were 16 at least.
+            unsafe { _mm_storeu_si128(self.to.cast(), vector) };
+            // SAFETY: as above, so it is inside or at the end.
+            self.to = unsafe { self.to.add(VECTOR) };
         }
         vector
     }
@@ -148,7 +147,8 @@ impl<const COPY: bool> BytesBy16<'_, COPY> {
             let mut bytes = [0; VECTOR];
             // SAFETY: 16 bytes are written to an array of 16.
             unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), vector) };
-            self.to.copy_from(bytes[..len].into());
+            // SAFETY: as many bytes are written as `from` has, 15 at most, and so many are valid there.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.to, len) };
         }
         vector
     }

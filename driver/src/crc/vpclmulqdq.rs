@@ -23,18 +23,18 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, _mm512_setzero_si512(), BytesBy64 { from, to: SpanMut::empty() })
+    run::<false>(register, _mm512_setzero_si512(), BytesBy64 { from, to: std::ptr::dangling_mut() })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, load(mask), BytesBy64 { from, to: SpanMut::empty() })
+    run::<false>(register, load(mask), BytesBy64 { from, to: std::ptr::dangling_mut() })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn copy(register: u32, from: Span<'_>, to: SpanMut<'_>) -> u32 {
-    run::<true>(register, _mm512_setzero_si512(), BytesBy64 { from, to })
+    run::<true>(register, _mm512_setzero_si512(), BytesBy64 { from, to: to.address() })
 }
 
 #[inline]
@@ -125,11 +125,10 @@ fn remainder(lanes: __m512i) -> u32 {
     pclmulqdq::remainder(value)
 }
 
-/// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
-/// is not used.
+/// What is still to be read, and where it goes: with `COPY` as many bytes there are valid for writes, else it is not used.
 struct BytesBy64<'a, const COPY: bool> {
     from: Span<'a>,
-    to: SpanMut<'a>,
+    to: *mut u8,
 }
 
 impl<const COPY: bool> BytesBy64<'_, COPY> {
@@ -142,10 +141,10 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         // SAFETY: 64 bytes are read from a span of 64.
         let vector = unsafe { _mm512_loadu_si512(now.address().cast()) };
         if COPY {
-            let (now, later) = self.to.split_at(VECTOR);
-            self.to = later;
-            // SAFETY: 64 bytes are written to a span of 64.
-            unsafe { _mm512_storeu_si512(now.address().cast(), vector) };
+            // SAFETY: 64 bytes are written where as many are valid as `from` had, which were 64 at least.
+            unsafe { _mm512_storeu_si512(self.to.cast(), vector) };
+            // SAFETY: as above, so it is inside or at the end.
+            self.to = unsafe { self.to.add(VECTOR) };
         }
         vector
     }
@@ -157,8 +156,8 @@ impl<const COPY: bool> BytesBy64<'_, COPY> {
         // SAFETY: only as many bytes are read as there are.
         let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.address().cast()) };
         if COPY {
-            // SAFETY: only as many bytes are written as there is room for.
-            unsafe { _mm512_mask_storeu_epi8(self.to.address().cast(), first(self.to.len()), vector) };
+            // SAFETY: only as many bytes are written as `from` has, and so many are valid there.
+            unsafe { _mm512_mask_storeu_epi8(self.to.cast(), first(self.from.len()), vector) };
         }
         vector
     }

@@ -119,12 +119,6 @@ impl<'a> SpanMut<'a> {
         SpanMut { base, len, life: PhantomData }
     }
 
-    /// No bytes.
-    #[inline(always)]
-    pub(crate) fn empty() -> SpanMut<'a> {
-        SpanMut { base: NonNull::dangling(), len: 0, life: PhantomData }
-    }
-
     /// How many bytes.
     #[inline(always)]
     pub fn len(self) -> usize {

@@ -20,6 +20,13 @@ impl Netlink {
         }
     }
 
+    /// Whether packets that come by the interface are put together (GRO), as far as the kernel tells. The loopback interface says
+    /// that they are, and nothing there does it.
+    pub(crate) fn puts_together(&self, interface: &Interface) -> bool {
+        let mut gro = EthtoolValue::default();
+        !interface.loopback && (!self.ethtool(interface, &mut gro) || gro.data != 0)
+    }
+
     /// Lets the driver of an interface fill `command`. Returns whether it has.
     fn ethtool<C: EthtoolCommand>(&self, interface: &Interface, command: &mut C) -> bool {
         // SAFETY: an `ifreq` is plain old data, for which zeros are valid.
@@ -44,6 +51,15 @@ trait EthtoolCommand {
     const NUMBER: u32;
 
     fn number(&mut self) -> &mut u32;
+}
+
+impl EthtoolCommand for EthtoolValue {
+    /// `ETHTOOL_GGRO`.
+    const NUMBER: u32 = 0x2b;
+
+    fn number(&mut self) -> &mut u32 {
+        &mut self.cmd
+    }
 }
 
 impl EthtoolCommand for EthtoolChannels {
@@ -78,6 +94,14 @@ struct EthtoolSettings {
     crossover: [u8; 2],
     peer_link_modes: u32,
     reserved: [u32; 2],
+}
+
+/// `struct ethtool_value`.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolValue {
+    cmd: u32,
+    data: u32,
 }
 
 /// `struct ethtool_channels`.

@@ -57,7 +57,7 @@ fn send(producer: &mut FrameProducer, kind: u8, number: u64) -> Result<(), Corru
     }
     let bytes = [kind; FRAME_MAX];
     let payload = number as usize % 9000;
-    if kind % 2 == 0 && payload > 0 {
+    if kind & 1 == 0 && payload > 0 {
         if let Some(to) = producer.place(payload) {
             to.copy_from(bytes[..payload].into());
         }
@@ -65,7 +65,7 @@ fn send(producer: &mut FrameProducer, kind: u8, number: u64) -> Result<(), Corru
     } else {
         producer.publish(&bytes[..1 + payload], 0, &[]);
     }
-    if kind % 3 == 0 {
+    if kind & 6 == 0 {
         producer.flush();
     }
     Ok(())

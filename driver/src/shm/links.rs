@@ -328,7 +328,8 @@ impl Links {
     /// The context is going to sleep. Returns whether it may.
     pub(crate) fn rest(&self) -> bool {
         // All of them, so that each wakes it.
-        self.incoming.iter().fold(true, |may, incoming| incoming.ring.rest() && may)
+        let ready = self.incoming.iter().filter(|incoming| !incoming.ring.rest()).count();
+        ready == 0
     }
 
     pub(crate) fn rise(&self) {

@@ -389,7 +389,7 @@ mod tests {
             producer.place(payload).unwrap().copy_from(bytes[head..head + payload].into());
         }
         producer.publish(&bytes[..head], payload, &bytes[head + payload..][..tail]);
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             producer.flush();
         }
     }

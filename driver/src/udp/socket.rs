@@ -85,6 +85,11 @@ pub(super) fn set_aggregation(socket: BorrowedFd<'_>, aggregation: bool) -> io::
     set_option(socket, libc::SOL_UDP, libc::UDP_GRO, i32::from(aggregation))
 }
 
+/// Whether it may.
+pub(super) fn aggregates(socket: BorrowedFd<'_>) -> bool {
+    option::<i32>(socket, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|value| value != 0)
+}
+
 /// Whether anything comes to the socket.
 pub(super) fn hear(socket: BorrowedFd<'_>, hears: bool) -> io::Result<()> {
     if !hears {
@@ -108,10 +113,10 @@ pub(super) fn discard(socket: BorrowedFd<'_>) {
     const MOST: usize = 1 << 16;
     for _ in 0..MOST {
         // Whatever is longer than this is cut short.
-        match rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT) {
-            Err(rustix::io::Errno::AGAIN) => break,
-            // A word of a packet that came back is in front.
-            _ => {}
+        let received = rustix::net::recv(socket, &mut [0u8; 1], rustix::net::RecvFlags::DONTWAIT);
+        // Any other error is word of a packet that came back, in front of what has come.
+        if received == Err(rustix::io::Errno::AGAIN) {
+            break;
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! What the kernel puts together (UDP GRO), and what a sender in the same host has sent at once, goes to one socket, that of the
 //! first packet. So there is none of the former while there are several processes, and senders keep packets to odd queue pair
-//! numbers apart. All even numbers are those of slot 0.
+//! numbers apart. All even numbers are those of slot 0. What a sender in the same machine has sent at once stays in one piece.
 //!
 //! [`slots`]: crate::slots
 
@@ -21,6 +21,7 @@ use tracing::{info, warn};
 use super::receive::Receiver;
 use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
 use crate::holder::sockets_on;
+use crate::netlink::Netlink;
 use crate::slots::owner::{self, NUMBERS, SHARED};
 use crate::slots::{Group, Parts, Resource};
 use crate::{Error, Refusal, Stats};
@@ -41,6 +42,8 @@ pub(super) struct Sockets {
     /// The sockets there are, to tell whether somebody else has some.
     count: usize,
     was_shared: bool,
+    /// The kernel puts packets together that come by the interface.
+    puts_together: bool,
 }
 
 /// Datagrams of QP1 that are taken at a time.
@@ -51,7 +54,9 @@ const CLAIM_PATIENCE: Duration = Duration::from_millis(50);
 impl Sockets {
     pub(super) fn new(config: UdpConfig, place: LocalAddress) -> io::Result<Sockets> {
         let receiver = Receiver::new()?;
-        Ok(Sockets { config, place, receiver, stats: Stats::default(), count: 0, was_shared: false })
+        let puts_together = Netlink::open().is_ok_and(|netlink| netlink.puts_together(&place.interface));
+        let stats = Stats::default();
+        Ok(Sockets { config, place, receiver, stats, count: 0, was_shared: false, puts_together })
     }
 
     fn os(&self, what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -116,8 +121,9 @@ impl Resource for Sockets {
         let is_shared = alive.count_ones() > 1;
         let Some(first) = parts.descriptors.first() else { return };
         let alone = (!is_shared).then(|| alive.trailing_zeros() as usize);
-        // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group.
-        let aggregation = self.config.aggregation && !is_shared;
+        // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group. Where it puts
+        // none together, what a sender in this machine has sent at once is all that comes in one piece, and is for one socket.
+        let aggregation = self.config.aggregation && !(is_shared && self.puts_together);
         let all = parts.common.iter().chain(&parts.descriptors);
         let set = all.map(|socket| socket::set_aggregation(socket.as_fd(), aggregation));
         let steered = set.collect::<io::Result<()>>().and_then(|()| steer(first.as_fd(), alone));
@@ -127,7 +133,7 @@ impl Resource for Sockets {
         if is_shared != self.was_shared {
             self.was_shared = is_shared;
             let address = self.config.address;
-            match (is_shared, self.config.aggregation) {
+            match (is_shared, self.config.aggregation && self.puts_together) {
                 (true, true) => info!("{address} is shared by several processes now: no aggregation"),
                 (true, false) => info!("{address} is shared by several processes now"),
                 (false, true) => info!("{address} is this process's alone now: aggregation"),

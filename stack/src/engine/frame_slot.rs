@@ -58,11 +58,13 @@ impl<'a> FrameSlot<'a> {
     }
 
     /// Where the payload of a frame on this path goes, if the driver says.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn place(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<SpanMut<'a>> {
-        if self.room.is_none() || len < APART_MIN as usize {
-            return None;
-        }
+        if len < APART_MIN as usize { None } else { self.place_long(path, qpn, len) }
+    }
+
+    #[inline]
+    fn place_long(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<SpanMut<'a>> {
         let room = self.room.take()?;
         let placed = room.place(path.destination(), qpn.value(), len)?;
         self.placed = len;

@@ -22,6 +22,8 @@ pub(super) struct PerfReport {
     role: &'static str,
     driver: &'static str,
     driver_description: String,
+    /// Packets that went by memory which this process shares with another one, of all that were sent and received.
+    by_memory: u64,
     interface: String,
     path_mtu: u32,
     /// Of this end, as `--memory` names it.
@@ -160,6 +162,7 @@ impl PerfReport {
             role,
             driver: capabilities.driver,
             driver_description: capabilities.description.clone(),
+            by_memory: driver.tx_by_memory + driver.rx_by_memory,
             interface: capabilities.interface.clone(),
             path_mtu: measured.path_mtu.bytes(),
             memory: *memory,
@@ -194,6 +197,12 @@ impl PerfReport {
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
+        if self.by_memory > 0 && self.driver != "shm" {
+            let packets = self.by_memory;
+            say!(
+                "shared memory: {packets} packets, for the peer is on this host (,shm=off behind the device leaves it out)"
+            )?;
+        }
         if !self.memory.is_host() {
             say!("memory: {}", self.memory)?;
         }
