@@ -218,7 +218,7 @@ impl Member {
             }
             CmEvent::Rejected { id, .. } | CmEvent::Unreachable { id, .. } | CmEvent::Disconnected { id } => {
                 if let Some(qp) = self.of_connection.get(&id).copied() {
-                    self.end(qp, &format!("{event:?}").split([' ', '(']).next().unwrap());
+                    self.end(qp, format!("{event:?}").split([' ', '(']).next().unwrap());
                 }
             }
             _ => {}
