@@ -10,6 +10,7 @@
 //! cuts it up; so each packet gets the number of its place. What a peer has sent is not told: the
 //! number here is the place in what the kernel has kept together (UDP GRO), a guess.
 
+mod config;
 mod control;
 mod header;
 mod neighbours;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use crate::kept::COPIES_MAX;
-use crate::netlink::{Interface, Netlink};
+use crate::netlink::Netlink;
 use crate::shm::links::Counts;
 use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
@@ -39,6 +40,8 @@ use crate::{
     Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
     Refusal, RxFrame, SocketTerms, Stats,
 };
+use config::LocalAddress;
+pub use config::UdpConfig;
 use neighbours::Neighbours;
 use receive::{Receiver, place};
 #[cfg(feature = "af_xdp")]
@@ -54,83 +57,6 @@ const DEFAULT_TOS: u8 = 0;
 const DEFAULT_HOP_LIMIT: u8 = 64;
 /// No packet of a queue pair is longer; the loopback interface takes 64 KiB.
 const MTU_MAX: u32 = 9216;
-
-/// What to open.
-#[derive(Clone, Copy, Debug)]
-#[must_use]
-#[non_exhaustive]
-pub struct UdpConfig {
-    /// One of the host's own addresses.
-    pub address: IpAddr,
-    /// Whether packets of one size to one context are sent at once, as segments that the kernel cuts
-    /// apart late (UDP GSO).
-    pub segmentation: bool,
-    /// Whether the kernel may hand over segments that it has kept together (UDP GRO). While several contexts share the
-    /// address it puts none together itself: they may be for several contexts, and go to one socket.
-    pub aggregation: bool,
-    /// Whether other processes of this user may open the address too.
-    pub sharing: bool,
-    /// Whether processes of this user on addresses of this host are reached by shared memory ([`shm`](crate::shm)) in place of
-    /// the kernel's UDP, where both ends want it. It needs `sharing`.
-    pub shared_memory: bool,
-    /// Polls the device from the socket's calls for up to this time instead of waiting for its
-    /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
-    pub busy_poll: Option<Duration>,
-}
-
-impl UdpConfig {
-    /// On `address`, with all that makes it faster and needs no privilege.
-    pub fn new(address: IpAddr) -> UdpConfig {
-        UdpConfig {
-            address,
-            segmentation: true,
-            aggregation: true,
-            sharing: true,
-            shared_memory: true,
-            busy_poll: None,
-        }
-    }
-
-    /// UDP GSO; on by default.
-    pub fn segmentation(self, segmentation: bool) -> Self {
-        UdpConfig { segmentation, ..self }
-    }
-
-    /// UDP GRO; on by default.
-    pub fn aggregation(self, aggregation: bool) -> Self {
-        UdpConfig { aggregation, ..self }
-    }
-
-    /// Others may open the address; on by default.
-    pub fn sharing(self, sharing: bool) -> Self {
-        UdpConfig { sharing, ..self }
-    }
-
-    /// Processes of this host are reached by shared memory; on by default.
-    pub fn shared_memory(self, shared_memory: bool) -> Self {
-        UdpConfig { shared_memory, ..self }
-    }
-
-    /// Polls the device for up to this time (SO_BUSY_POLL); off by default.
-    pub fn busy_poll(self, busy_poll: impl Into<Option<Duration>>) -> Self {
-        UdpConfig { busy_poll: busy_poll.into(), ..self }
-    }
-
-    /// On the first address of `interface`, in the order of GIDs but link-local ones last.
-    ///
-    /// # Errors
-    /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::NoAddress`], [`Error::Os`].
-    pub fn of_interface(interface: &str) -> Result<UdpConfig, Error> {
-        let interface = Netlink::open()?.interface(interface)?;
-        check_up(&interface)?;
-        let mut addresses = interface.gid_order();
-        addresses.sort_by_key(|address| is_link_local(*address));
-        match addresses.first() {
-            Some(address) => Ok(UdpConfig::new(*address)),
-            None => Err(Error::NoAddress { interface: interface.name }),
-        }
-    }
-}
 
 /// A UDP socket on port 4791 of one address, which contexts of up to 64 processes of one user may share.
 ///
@@ -535,51 +461,6 @@ const GROUPS_MAX: usize = 16;
 const TRIES_MAX: u32 = 8;
 /// Holds the default window of the largest packets.
 const ENOUGH_BUFFER: usize = 4 << 20;
-
-/// Where an address is.
-#[derive(Clone, Debug)]
-struct LocalAddress {
-    address: IpAddr,
-    interface: Interface,
-    /// Index of the interface for an address that is only unique there, otherwise 0.
-    scope: u32,
-    /// All addresses of this host but those.
-    all: Vec<IpAddr>,
-}
-
-impl LocalAddress {
-    fn find(address: IpAddr) -> Result<LocalAddress, Error> {
-        let interfaces = Netlink::open()?.interfaces()?;
-        let present = || {
-            let all = interfaces.iter().flat_map(|interface| &interface.addresses);
-            all.map(|(address, _)| address.to_string()).collect::<Vec<_>>().join(", ")
-        };
-        match interfaces.iter().find(|interface| interface.owns(address)) {
-            Some(interface) => {
-                check_up(interface)?;
-                let scope = if is_link_local(address) { interface.index } else { 0 };
-                let all = interfaces.iter().flat_map(|interface| &interface.addresses);
-                let all = all.map(|(address, _)| *address).filter(|address| !is_link_local(*address));
-                // The whole of 127.0.0.0/8 is this host's, whoever has it.
-                let all = all.chain(address.is_loopback().then_some(address)).collect();
-                Ok(LocalAddress { address, interface: interface.clone(), scope, all })
-            }
-            None => Err(Error::Invalid {
-                parameter: "address",
-                value: address.to_string(),
-                expected: format!("an address of this host; there are: {}", present()),
-            }),
-        }
-    }
-}
-
-fn check_up(interface: &Interface) -> Result<(), Error> {
-    if interface.up { Ok(()) } else { Err(Error::InterfaceDown { name: interface.name.clone() }) }
-}
-
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
-}
 
 /// Moves the kernel's words to `refusals`, as far as there is room; those of others are handed on. Returns whether ICMP
 /// messages came.
