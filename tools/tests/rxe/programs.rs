@@ -1,5 +1,7 @@
 //! The programs of rdma-core, unmodified in the guest.
 
+use std::ops::Range;
+
 use crate::guest::{GUEST, Guest, OURS, report};
 
 /// The port of the ping-pongs.
@@ -7,7 +9,27 @@ const PORT: u16 = 18515;
 
 /// Runs them all; returns how often.
 pub(crate) fn run(guest: &Guest) -> u32 {
-    pingpong(guest) + connection_manager(guest)
+    let devices = [("af_xdp:fe0", 0..2), ("udp:10.77.0.1", 0..1), ("udp:fd77::1", 1..2)];
+    pingpong(guest) + connection_manager(guest, &devices) + shared(guest)
+}
+
+/// The same on an address that another process has first, which serves the guest in the end: packets of queue pairs and of QP1
+/// come to who they are for.
+fn shared(guest: &Guest) -> u32 {
+    const DEVICE: &str = "udp:10.77.0.1";
+    let options = "-C 5 -S 300 -p 7400";
+    let first = guest.start_server(&format!("rping -d {DEVICE} {options}"));
+    for size in [1000, 65536] {
+        let kind = format!("-m 1024 -s {size} -n 50 -c");
+        let (theirs, own) = (format!("ibv_rc_pingpong -g 1 {kind}"), format!("pingpong -d {DEVICE} {kind}"));
+        both_roles(guest, &format!("ibv_rc_pingpong, {kind}, shared"), DEVICE, &theirs, &own);
+    }
+    let cases = connection_manager(guest, &[(DEVICE, 0..1)]);
+    let there = guest.start(&format!("rping -c -v -a {} {options}", OURS[0])).succeed();
+    let here = first.succeed();
+    assert!(here.contains("5 pings") && there.contains("rdma-ping-4:"), "{here}\n{there}");
+    report("rping, to the first of two", DEVICE, "server");
+    4 + cases + 1
 }
 
 fn pingpong(guest: &Guest) -> u32 {
@@ -98,7 +120,7 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
 }
 
 /// rdma_cm's own programs, unmodified, against the commands of the same name.
-fn connection_manager(guest: &Guest) -> u32 {
+fn connection_manager(guest: &Guest, devices: &[(&str, Range<usize>)]) -> u32 {
     /// With the port, and what both ends say at a good end.
     struct Program {
         name: &'static str,
@@ -114,8 +136,8 @@ fn connection_manager(guest: &Guest) -> u32 {
         Program { name: "udaddy", port: 7174, theirs: ["return status 0"; 2], ours: "5 received" },
     ];
     let mut cases = 0;
-    for (device, versions) in [("af_xdp:fe0", 0..2), ("udp:10.77.0.1", 0..1), ("udp:fd77::1", 1..2)] {
-        for version in versions {
+    for (device, versions) in devices {
+        for version in versions.clone() {
             let (theirs, ours) = (GUEST[version], OURS[version]);
             for Program { name, port, theirs: [as_server, as_client], ours: good_here } in &programs {
                 let options = "-C 5 -S 300";
