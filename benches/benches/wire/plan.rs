@@ -340,6 +340,34 @@ pub(crate) fn lines() -> Vec<Line> {
             Figure::Alone(Measure(ping, P50)),
             AtMost(1000.0),
         ),
+        line(
+            "9a",
+            udp_1500,
+            "MTU 1500, WRITE of 64 KiB, Gb/s of payload",
+            Figure::Alone(Measure(write(KIB_64, 1), Payload)),
+            AtLeast(28.0),
+        ),
+        line(
+            "9b",
+            udp_1500,
+            "MTU 1500, WRITE of 1 MiB, Gb/s of payload",
+            Figure::Alone(Measure(write(MIB, 1), Payload)),
+            AtLeast(31.0),
+        ),
+        line(
+            "9c",
+            udp_1500,
+            "MTU 1500, WRITE of 64 KiB : raw, segmentation, copy and CRC",
+            ratio(write(KIB_64, 1), checked(udp_1500), Payload),
+            AtLeast(0.8),
+        ),
+        line(
+            "9d",
+            udp_1500,
+            "MTU 1500, WRITE of 1 MiB : raw, segmentation, copy and CRC",
+            ratio(write(MIB, 1), checked(udp_1500), Payload),
+            AtLeast(0.9),
+        ),
     ]
 }
 

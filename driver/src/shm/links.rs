@@ -28,6 +28,8 @@ const ANSWERABLE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(200);
 /// How long a full ring holds up all others. A consumer that is so long away has its frames dropped.
 const STALL: Duration = Duration::from_millis(100);
+/// How soon a ring that is full is looked at again by who would sleep.
+const RETRY: Duration = Duration::from_micros(100);
 /// Frames of one ring in a burst.
 const BURST: usize = 64;
 /// The queue pair of MADs, which is one for an address.
@@ -221,7 +223,14 @@ impl Links {
 
     /// How long a wait that begins now may be at most.
     pub(crate) fn longest_wait(&self) -> Duration {
-        if self.is_waiting() { ANSWER } else { Duration::MAX }
+        // Nobody tells that a ring has room again.
+        if self.full.is_some() {
+            RETRY
+        } else if self.is_waiting() {
+            ANSWER
+        } else {
+            Duration::MAX
+        }
     }
 
     #[cold]
