@@ -144,7 +144,10 @@ impl PacketDriver for Shm {
                     self.links.take_mail(&self.slot, self.doorbell.bell(), mail);
                 }
             }
-            self.links.end_burst();
+        }
+        // Mail comes in its order, and an offer is mail.
+        if self.links.has_fresh() {
+            self.links.caught_up();
         }
         Ok(received)
     }
@@ -155,9 +158,7 @@ impl PacketDriver for Shm {
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let (mut sent, mut tail) = (0, [0; TAIL_MAX]);
-        while let Some(frame) = self.links.next_unanswered(now) {
-            self.post(&frame);
-        }
+        self.links.advance(now);
         while sent < BURST && self.links.has_room(now) {
             let mut room = self.links.room();
             let Some(written) = source.place(&mut self.head[..], &mut tail, &mut room) else { break };

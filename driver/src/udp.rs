@@ -246,7 +246,8 @@ impl PacketDriver for Udp {
     /// is still to be sent, an ACK, is out of the way then before an answer can be there.
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let by_memory = self.neighbours.as_mut().map_or(0, |neighbours| neighbours.links.receive(sink));
-        if std::mem::take(&mut self.send_first) && self.unlooked < UNLOOKED_MAX {
+        let has_fresh = self.neighbours.as_ref().is_some_and(|neighbours| neighbours.links.has_fresh());
+        if std::mem::take(&mut self.send_first) && self.unlooked < UNLOOKED_MAX && !has_fresh {
             self.unlooked += 1;
             return Ok(by_memory);
         }
@@ -294,6 +295,9 @@ impl PacketDriver for Udp {
                 }
                 break;
             }
+        }
+        if let (true, Some(neighbours)) = (has_fresh, &mut *neighbours) {
+            neighbours.looked(received);
         }
         if slot.has_mail() {
             for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {

@@ -52,6 +52,7 @@ pub(crate) struct Links {
     name_of: NameOf,
     outgoing: Vec<Option<Outgoing>>,
     incoming: Vec<Incoming>,
+    has_fresh: bool,
     offers: Vec<Offer>,
     routes: Vec<(IpAddr, [Route; SLOTS])>,
     /// Which outgoing ring is full, and since when.
@@ -99,10 +100,9 @@ enum Route {
 struct Offer {
     to: Neighbour,
     ring: FrameProducer,
-    /// Until then frames wait for the answer.
+    /// Until then other frames wait for the answer, if they do at all.
     until: Nanos,
-    /// The frame that it was made for: what is behind it does not overtake it.
-    held: Option<Vec<u8>>,
+    waits: bool,
 }
 
 #[derive(Debug)]
@@ -122,6 +122,8 @@ struct Incoming {
     from: Neighbour,
     ring: FrameConsumer,
     watch: u64,
+    /// What has come another way before is not taken yet.
+    is_fresh: bool,
 }
 
 impl Links {
@@ -131,6 +133,7 @@ impl Links {
             name_of: NameOf(Box::new(name_of)),
             outgoing: Vec::new(),
             incoming: Vec::new(),
+            has_fresh: false,
             offers: Vec::new(),
             routes: Vec::new(),
             full: None,
@@ -146,7 +149,7 @@ impl Links {
         let Links { incoming, frame, copies, counts, .. } = self;
         let mut frames = 0;
         let mut corrupt = false;
-        for incoming in incoming.iter_mut() {
+        for incoming in incoming.iter_mut().filter(|incoming| !incoming.is_fresh) {
             for _ in 0..BURST {
                 match incoming.ring.take(frame) {
                     Ok(Some(len)) => {
@@ -171,6 +174,18 @@ impl Links {
         }
         self.counts.rx_frames += frames as u64;
         frames
+    }
+
+    /// Whether a ring is not read yet, because what was sent before may be coming another way.
+    #[inline]
+    pub(crate) fn has_fresh(&self) -> bool {
+        self.has_fresh
+    }
+
+    /// All that has come another way is taken.
+    pub(crate) fn caught_up(&mut self) {
+        self.incoming.iter_mut().for_each(|incoming| incoming.is_fresh = false);
+        self.has_fresh = false;
     }
 
     #[cold]
@@ -200,25 +215,25 @@ impl Links {
     }
 
     /// Whether an answer is waited for.
-    pub(crate) fn is_waiting(&self) -> bool {
-        self.offers.iter().any(|offer| offer.held.is_some())
+    fn is_waiting(&self) -> bool {
+        self.offers.iter().any(|offer| offer.waits)
     }
 
-    /// The next frame that has waited for an answer in vain. What is not answered for long is taken back.
+    /// Time goes on: offers that nobody answers are waited for no longer, and taken back in the end.
     #[inline]
-    pub(crate) fn next_unanswered(&mut self, now: Nanos) -> Option<Vec<u8>> {
+    pub(crate) fn advance(&mut self, now: Nanos) {
         if self.offers.is_empty() {
-            return None;
+            return;
         }
         let Links { offers, routes, .. } = self;
-        offers.retain(|offer| {
-            let is_answerable = offer.held.is_some() || now < offer.until + ANSWERABLE;
+        offers.retain_mut(|offer| {
+            offer.waits &= now < offer.until;
+            let is_answerable = now < offer.until + ANSWERABLE;
             if !is_answerable {
                 set_route(routes, offer.to, Route::None(now + AGAIN));
             }
             is_answerable
         });
-        self.offers.iter_mut().find(|offer| offer.held.is_some() && now >= offer.until)?.held.take()
     }
 
     /// How long a wait that begins now may be at most.
@@ -296,7 +311,10 @@ impl Links {
                 match self.route(destination, qpn) {
                     _ if qpn == QP1 => return false,
                     Some((_, _, Route::Ring(index))) => (index, 0),
-                    Some((at, number, route)) => return self.ask((slot, now), (at, number), route, head),
+                    Some((at, number, route)) => {
+                        self.ask((slot, now), (at, number), route);
+                        return false;
+                    }
                     None => return false,
                 }
             }
@@ -345,15 +363,10 @@ impl Links {
         self.incoming.iter().for_each(|incoming| incoming.ring.rise());
     }
 
-    /// Asks a neighbour for a ring, if it is time to. Returns whether the frame waits for the answer.
+    /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
+    /// wait for the answer: few come out of order so, and none is lost for want of room there.
     #[cold]
-    fn ask(
-        &mut self,
-        (slot, now): (&Slot, Nanos),
-        (at, number): (usize, usize),
-        route: Route,
-        frame: &[u8],
-    ) -> bool {
+    fn ask(&mut self, (slot, now): (&Slot, Nanos), (at, number): (usize, usize), route: Route) {
         let to = Neighbour { address: self.routes[at].0, slot: number };
         let is_time = match route {
             Route::Unknown => true,
@@ -361,30 +374,27 @@ impl Links {
             Route::Offered | Route::Ring(_) => false,
         };
         if !is_time {
-            return false;
+            return;
         }
         // Who has not answered once is not waited for again.
-        let held = (route == Route::Unknown).then(|| frame.to_vec());
-        let is_held = held.is_some();
-        let (is_offered, reason) = match self.offer(slot, to, now, held) {
-            Ok(is_offered) => (is_offered, None),
-            Err(error) => (false, Some(error)),
+        let is_offered = match self.offer(slot, to, now, route == Route::Unknown) {
+            Ok(is_offered) => is_offered,
+            Err(error) => {
+                debug!("no shared memory with slot {} of {}: {error}", to.slot, to.address);
+                false
+            }
         };
-        if let Some(reason) = reason {
-            debug!("no shared memory with slot {} of {}: {reason}", to.slot, to.address);
-        }
         self.routes[at].1[number] = if is_offered { Route::Offered } else { Route::None(now + AGAIN) };
-        is_offered && is_held
     }
 
     /// Returns whether there is anybody.
-    fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, held: Option<Vec<u8>>) -> io::Result<bool> {
+    fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, waits: bool) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
         let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [ring.file(), slot.mailbox()];
         slots::say(&connection, slots::OFFER, &self.own.to_bytes(), &with)?;
-        self.offers.push(Offer { to, ring, until: now + ANSWER, held });
+        self.offers.push(Offer { to, ring, until: now + ANSWER, waits });
         Ok(true)
     }
 
@@ -419,7 +429,8 @@ impl Links {
         // A new process in an old one's place.
         self.incoming.retain(|incoming| incoming.from != from);
         let watch = self.watch(slot, mailbox);
-        self.incoming.push(Incoming { from, ring, watch });
+        self.incoming.push(Incoming { from, ring, watch, is_fresh: true });
+        self.has_fresh = true;
         // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
         self.add_address(from.address);
     }
@@ -428,16 +439,10 @@ impl Links {
         let Some(from) = Neighbour::from_bytes(&mail.bytes) else { return };
         let Ok([bell, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
         let Some(at) = self.offers.iter().position(|offer| offer.to == from) else { return };
-        let Offer { to, mut ring, held, .. } = self.offers.remove(at);
-        let is_used = held.is_some();
-        if let Some(frame) = held {
-            ring.publish(&frame, 0, &[]);
-            self.counts.tx_frames += 1;
-            self.counts.tx_bytes += frame.len() as u64;
-        }
+        let Offer { to, ring, .. } = self.offers.remove(at);
         let watch = self.watch(slot, mailbox);
         let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
-        let new = Outgoing { to, ring, bell, watch, is_used, is_stalled: false };
+        let new = Outgoing { to, ring, bell, watch, is_used: false, is_stalled: false };
         if index == self.outgoing.len() {
             self.outgoing.push(None);
         }

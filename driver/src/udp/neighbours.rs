@@ -8,6 +8,8 @@ use crate::shm::ring::FRAME_MAX;
 use crate::slots::{Mail, Slot};
 use crate::{FrameSource, Gathered, Nanos, Room, TAIL_MAX};
 
+/// So many looks have what a socket had when the ring came.
+const LOOKS_MAX: u32 = 64;
 /// Frames by memory in a burst.
 const BURST: usize = 64;
 
@@ -18,12 +20,14 @@ pub(super) struct Neighbours {
     local: Vec<IpAddr>,
     /// The frame that is being written.
     head: Box<[u8; FRAME_MAX]>,
+    /// Looks into the sockets since a new ring came.
+    looks: u32,
 }
 
 impl Neighbours {
     pub(super) fn new(address: IpAddr, slot: usize, local: Vec<IpAddr>) -> Neighbours {
         let links = Links::new(Neighbour { address, slot }, |address| format!("udp/{address}"));
-        Neighbours { links, local, head: Box::new([0; FRAME_MAX]) }
+        Neighbours { links, local, head: Box::new([0; FRAME_MAX]), looks: 0 }
     }
 
     /// Frames go to this address from now on.
@@ -33,9 +37,18 @@ impl Neighbours {
         }
     }
 
+    /// The sockets were looked into, and had so many packets. What a process of this host has sent by UDP before it had a ring was
+    /// there before what is in the ring, so it is taken first; but others may fill the sockets all the time.
+    pub(super) fn looked(&mut self, packets: usize) {
+        self.looks += 1;
+        if packets == 0 || self.looks >= LOOKS_MAX {
+            self.looks = 0;
+            self.links.caught_up();
+        }
+    }
+
     pub(super) fn take_mail(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
         self.links.take_mail(slot, bell, mail);
-        self.links.end_burst();
     }
 
     /// The frames of `source` that go by the socket; the others are sent by memory on the way.
@@ -44,6 +57,7 @@ impl Neighbours {
         (slot, now): (&'a Slot, Nanos),
         source: &'a mut dyn FrameSource,
     ) -> Others<'a> {
+        self.links.advance(now);
         Others { neighbours: self, slot, now, source, sent: 0 }
     }
 }
@@ -68,10 +82,6 @@ impl Others<'_> {
 impl FrameSource for Others<'_> {
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
         let Neighbours { links, head, .. } = self.neighbours;
-        if let Some(frame) = links.next_unanswered(self.now) {
-            buffer.get_mut(..frame.len())?.copy_from_slice(&frame);
-            return Some(frame.len());
-        }
         let mut tail = [0; TAIL_MAX];
         while self.sent < BURST && links.has_room(self.now) {
             let mut room = links.room();

@@ -58,10 +58,11 @@ fn an_application_lives_through_everything_else() {
             assert!(seen.contains(&format!("pid {}: MTU 4200; GIDs ", app.pid())), "{seen}");
             assert!(seen.contains("1 rts") && seen.contains("peers: ::ffff:10.1.2.2 (1)"), "{seen}");
             assert!(found.with("not_checked").contains(&"each way by itself"), "{:#?}", found.report);
-            let refused =
-                Ferroce::start(Some(&way.a), &format!("perf write bw -d {device} {}", PEER[0])).end();
-            assert_eq!(refused.code, Some(1), "{refused:#?}");
-            assert!(refused.stderr.contains(&holder), "{refused:#?}");
+            let other = Ferroce::start(Some(&way.a), &format!("perf write bw -d {device} {}", PEER[0])).end();
+            assert_eq!(other.code, Some(1), "{other:#?}");
+            // A socket is shared; then it is the server that has no time.
+            let (taken, wanted) = (driver.starts_with("udp"), device.starts_with("udp"));
+            assert_eq!(other.stderr.contains(&holder), !(taken && wanted), "{other:#?}");
             // It only looks.
             let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
             assert_eq!(shown.code, Some(0), "{shown:#?}");
