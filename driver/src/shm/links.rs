@@ -53,6 +53,8 @@ pub(crate) struct Links {
     outgoing: Vec<Option<Outgoing>>,
     incoming: Vec<Incoming>,
     has_fresh: bool,
+    /// Some rings may be over.
+    has_over: bool,
     offers: Vec<Offer>,
     routes: Vec<(IpAddr, [Route; SLOTS])>,
     /// Which outgoing ring is full, and since when.
@@ -124,6 +126,8 @@ struct Incoming {
     watch: u64,
     /// What has come another way before is not taken yet.
     is_fresh: bool,
+    /// The other end is gone: what it has sent is still taken.
+    is_over: bool,
 }
 
 impl Links {
@@ -134,6 +138,7 @@ impl Links {
             outgoing: Vec::new(),
             incoming: Vec::new(),
             has_fresh: false,
+            has_over: false,
             offers: Vec::new(),
             routes: Vec::new(),
             full: None,
@@ -172,6 +177,9 @@ impl Links {
         if corrupt {
             self.close_corrupt();
         }
+        if self.has_over {
+            self.forget_empty();
+        }
         self.counts.rx_frames += frames as u64;
         frames
     }
@@ -186,6 +194,13 @@ impl Links {
     pub(crate) fn caught_up(&mut self) {
         self.incoming.iter_mut().for_each(|incoming| incoming.is_fresh = false);
         self.has_fresh = false;
+    }
+
+    /// Rings whose other end is gone, and that have nothing more.
+    #[cold]
+    fn forget_empty(&mut self) {
+        self.incoming.retain(|incoming| !incoming.is_over || incoming.ring.is_ready());
+        self.has_over = self.incoming.iter().any(|incoming| incoming.is_over);
     }
 
     #[cold]
@@ -429,7 +444,7 @@ impl Links {
         // A new process in an old one's place.
         self.incoming.retain(|incoming| incoming.from != from);
         let watch = self.watch(slot, mailbox);
-        self.incoming.push(Incoming { from, ring, watch, is_fresh: true });
+        self.incoming.push(Incoming { from, ring, watch, is_fresh: true, is_over: false });
         self.has_fresh = true;
         // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
         self.add_address(from.address);
@@ -463,7 +478,10 @@ impl Links {
         if let Some(index) = self.outgoing.iter().position(is_it) {
             self.close(index);
         }
-        self.incoming.retain(|incoming| incoming.watch != watch);
+        for incoming in self.incoming.iter_mut().filter(|incoming| incoming.watch == watch) {
+            incoming.is_over = true;
+        }
+        self.has_over = true;
     }
 
     fn close(&mut self, index: usize) {

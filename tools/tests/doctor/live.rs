@@ -66,7 +66,9 @@ fn an_application_lives_through_everything_else() {
             // It only looks.
             let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
             assert_eq!(shown.code, Some(0), "{shown:#?}");
-            assert!(shown.stdout.contains(&holder), "{shown:#?}");
+            let is_shown = shown.stdout.contains(&holder);
+            let is_shared = shown.stdout.contains("slot 1 of an address with 2 contexts");
+            assert_eq!((is_shown, is_shared), (!(taken && wanted), taken && wanted), "{shown:#?}");
         }
         let before = wait_for_packets(&app, 0);
         let after = wait_for_packets(&app, counter(&before, "rcvd_pkts"));
