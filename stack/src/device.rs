@@ -75,6 +75,18 @@ pub enum DeviceSpec {
 }
 
 impl DeviceSpec {
+    /// The same, where it names a UDP socket without shared memory: whoever looks at the way through the kernel wants its
+    /// packets there.
+    #[must_use]
+    pub fn without_shared_memory(mut self) -> DeviceSpec {
+        if let DeviceSpec::Udp { shared_memory, .. } | DeviceSpec::UdpInterface { shared_memory, .. } =
+            &mut self
+        {
+            *shared_memory = false;
+        }
+        self
+    }
+
     /// Opens the device.
     ///
     /// Of an interface it takes the driver with the shortest way to it that can be had: AF_XDP, or a UDP socket

@@ -108,6 +108,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
             ));
         }
     };
+    let device = device.without_shared_memory();
     let place = Place::of(&device)?;
     if args.passive && place.is_none() {
         return Err(Failure::usage(format!("--passive: '{device}' is on none of the kernel's interfaces")));
