@@ -78,6 +78,7 @@ impl Shm {
         let description = format!("shared memory '{name}', slot {number}");
         info!("shm: {description}, address {ADDRESS}");
         let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, move |_| in_names.clone());
+        links.add_local(ADDRESS);
         links.add_address(ADDRESS);
         let terms = SocketTerms::new(PORT, RECEIVE_BUFFER)
             .qpns(owner::qpns(number))
@@ -112,6 +113,11 @@ impl Shm {
         } else if !group.post(owner::slot_of(qpn), PACKET, frame, &[]) {
             self.stats.tx_dropped += 1;
         }
+    }
+
+    /// A burst takes so much of the mail, and the bell has rung for all.
+    fn may_rest(&self) -> bool {
+        self.links.rest() && !self.slot.has_mail()
     }
 
     fn os_error(&self, source: io::Error) -> Error {
@@ -182,7 +188,7 @@ impl PacketDriver for Shm {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.links.rest() {
+        if self.may_rest() {
             let waited = self.doorbell.wait(timeout.min(self.links.longest_wait()));
             waited.map_err(|source| self.os_error(source))?;
         }
@@ -191,7 +197,7 @@ impl PacketDriver for Shm {
     }
 
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        let longest = if self.links.rest() { self.links.longest_wait() } else { Duration::ZERO };
+        let longest = if self.may_rest() { self.links.longest_wait() } else { Duration::ZERO };
         let armed = self.doorbell.arm(std::iter::empty());
         armed.map_err(|source| self.os_error(source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })

@@ -162,7 +162,11 @@ pub(crate) struct Slot {
 }
 
 #[derive(Debug)]
-struct Thread(Mutex<Option<JoinHandle<()>>>);
+struct Thread {
+    handle: Mutex<Option<JoinHandle<()>>>,
+    /// Its process: a child that was forked has no thread.
+    process: u32,
+}
 
 impl Slot {
     /// Takes `count` slots of what is called `what` in names, and `known_as` for people.
@@ -257,6 +261,9 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        if self.thread.process != std::process::id() {
+            return;
+        }
         let bit = 1 << self.number;
         self.group.leaving.fetch_or(bit, Ordering::AcqRel);
         self.group.ring();
@@ -268,7 +275,7 @@ impl Drop for Slot {
         drop(left);
         // With the thread go the descriptors that it had a part in.
         if is_last
-            && let Some(thread) = locked(&self.thread.0).take()
+            && let Some(thread) = locked(&self.thread.handle).take()
             && thread.join().is_err()
         {
             tracing::error!("the thread of {} has panicked", self.group.what);
@@ -355,6 +362,11 @@ impl Inbox {
         }
         self.put_always(mail);
         true
+    }
+
+    /// Throws some away.
+    fn forget(&self, is_meant: impl Fn(&Mail) -> bool) {
+        locked(&self.mail).retain(|mail| !is_meant(mail));
     }
 
     fn put_always(&self, mail: Mail) {

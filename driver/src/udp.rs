@@ -208,6 +208,8 @@ impl Udp {
     fn before_wait(&mut self) -> Duration {
         self.send_first = false;
         let by_memory = match &self.neighbours {
+            // A burst takes so much of it, and the bell has rung for all.
+            _ if self.slot.has_mail() => Duration::ZERO,
             Some(neighbours) if !neighbours.links.rest() => Duration::ZERO,
             Some(neighbours) => neighbours.links.longest_wait(),
             None => Duration::MAX,

@@ -34,6 +34,8 @@ const RETRY: Duration = Duration::from_micros(100);
 const BURST: usize = 64;
 /// The queue pair of MADs, which is one for an address.
 const QP1: u32 = 1;
+/// Rings that others have made for one context.
+const RINGS_MAX: usize = 1024;
 /// Bytes of a ring.
 const SIZE: usize = 1 << 19;
 
@@ -60,6 +62,10 @@ pub(crate) struct Links {
     /// Which outgoing ring is full, and since when.
     full: Option<(usize, Nanos)>,
     watches: u64,
+    /// Offers so far.
+    numbers: u64,
+    /// Addresses of this host: nobody else's are believed.
+    local: Vec<IpAddr>,
     frame: Box<[u8; FRAME_MAX]>,
     copies: Copies,
     pub(crate) counts: Counts,
@@ -105,6 +111,8 @@ struct Offer {
     /// Until then other frames wait for the answer, if they do at all.
     until: Nanos,
     waits: bool,
+    /// The answer repeats it: one that comes late is to another offer.
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -143,6 +151,8 @@ impl Links {
             routes: Vec::new(),
             full: None,
             watches: 0,
+            numbers: 0,
+            local: Vec::new(),
             frame: Box::new([0; FRAME_MAX]),
             copies: Copies::default(),
             counts: Counts::default(),
@@ -292,6 +302,15 @@ impl Links {
         Some((index, slot, self.routes[index].1[slot]))
     }
 
+    /// An address of this host.
+    pub(crate) fn add_local(&mut self, address: IpAddr) {
+        self.local.push(address);
+    }
+
+    pub(crate) fn is_local(&self, address: IpAddr) -> bool {
+        self.local.contains(&address) || address.is_ipv4() && address.is_loopback()
+    }
+
     /// An address of this host: its contexts may be reached by memory.
     pub(crate) fn add_address(&mut self, address: IpAddr) {
         if !self.routes.iter().any(|(known, _)| *known == address) {
@@ -408,8 +427,10 @@ impl Links {
         let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
         let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [ring.file(), slot.mailbox()];
-        slots::say(&connection, slots::OFFER, &self.own.to_bytes(), &with)?;
-        self.offers.push(Offer { to, ring, until: now + ANSWER, waits });
+        self.numbers += 1;
+        let number = self.numbers;
+        slots::say(&connection, slots::OFFER, &self.own.to_bytes(number), &with)?;
+        self.offers.push(Offer { to, ring, until: now + ANSWER, waits, number });
         Ok(true)
     }
 
@@ -428,7 +449,10 @@ impl Links {
     }
 
     fn on_offer(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
-        let Some(from) = Neighbour::from_bytes(&mail.bytes) else { return };
+        let Some((from, number)) = Neighbour::from_bytes(&mail.bytes) else { return };
+        if !self.is_local(from.address) || self.incoming.len() >= RINGS_MAX {
+            return warn!("slot {} of {} offers a ring, and is no neighbour", from.slot, from.address);
+        }
         let Ok([memory, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
         let ring = match FrameConsumer::open(memory) {
             Ok(ring) => ring,
@@ -437,7 +461,7 @@ impl Links {
                 return warn!("slot {} of {} offers what is no ring: {error}", from.slot, from.address);
             }
         };
-        let answered = slots::say(&mailbox, ACCEPT, &self.own.to_bytes(), &[bell, slot.mailbox()]);
+        let answered = slots::say(&mailbox, ACCEPT, &self.own.to_bytes(number), &[bell, slot.mailbox()]);
         if let Err(error) = answered {
             return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
         }
@@ -451,9 +475,10 @@ impl Links {
     }
 
     fn on_accept(&mut self, slot: &Slot, mail: Mail) {
-        let Some(from) = Neighbour::from_bytes(&mail.bytes) else { return };
+        let Some((from, number)) = Neighbour::from_bytes(&mail.bytes) else { return };
         let Ok([bell, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
-        let Some(at) = self.offers.iter().position(|offer| offer.to == from) else { return };
+        let is_it = |offer: &Offer| offer.to == from && offer.number == number;
+        let Some(at) = self.offers.iter().position(is_it) else { return };
         let Offer { to, ring, .. } = self.offers.remove(at);
         let watch = self.watch(slot, mailbox);
         let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
@@ -541,9 +566,10 @@ fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
 }
 
 impl Neighbour {
-    const BYTES: usize = 17;
+    const BYTES: usize = 25;
 
-    fn to_bytes(self) -> [u8; Neighbour::BYTES] {
+    /// Who makes an offer or answers it, and the offer's number.
+    fn to_bytes(self, number: u64) -> [u8; Neighbour::BYTES] {
         let mut bytes = [0; Neighbour::BYTES];
         let octets = match self.address {
             IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -551,13 +577,14 @@ impl Neighbour {
         };
         bytes[..16].copy_from_slice(&octets);
         bytes[16] = self.slot as u8;
+        bytes[17..].copy_from_slice(&number.to_ne_bytes());
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Neighbour> {
+    fn from_bytes(bytes: &[u8]) -> Option<(Neighbour, u64)> {
         let bytes: &[u8; Neighbour::BYTES] = bytes.try_into().ok()?;
         let address: [u8; 16] = *bytes.first_chunk()?;
-        let slot = usize::from(bytes[16]);
-        (slot < SLOTS).then_some(Neighbour { address: IpAddr::from(address).to_canonical(), slot })
+        let (slot, number) = (usize::from(bytes[16]), u64::from_ne_bytes(*bytes.last_chunk()?));
+        (slot < SLOTS).then_some((Neighbour { address: IpAddr::from(address).to_canonical(), slot }, number))
     }
 }

@@ -120,7 +120,7 @@ pub(super) fn join<R: Resource>(
     let numbers: Vec<_> = own.iter().map(|own| (own.slot, own.mailbox_of_others.clone())).collect();
     let thread = Service::start(group.clone(), own, resource)
         .map_err(|source| Error::sharing(&group.what, format!("starting a thread: {source}")))?;
-    let thread = Arc::new(Thread(Mutex::new(Some(thread))));
+    let thread = Arc::new(Thread { handle: Mutex::new(Some(thread)), process: std::process::id() });
     drop(held);
     let slot = |(number, mailbox)| Slot { group: group.clone(), number, mailbox, thread: thread.clone() };
     Ok(numbers.into_iter().map(slot).collect())
@@ -155,18 +155,30 @@ impl Present {
 
     /// What the group has, by the first member that knows all of it.
     fn ask(&mut self, what: &str) -> Result<(Table, Parts), Error> {
-        let mut answer = None;
+        let (mut best, mut answers): (Option<Members>, usize) = (None, 0);
         for (_, connection) in &self.connections {
             match ask(connection) {
-                Ok(members) if members.descriptors.len() == members.table.descriptors() => {
-                    answer = Some(members);
-                    break;
+                Ok(members) => {
+                    answers += 1;
+                    let knows = members.descriptors.len();
+                    let is_all = knows == members.table.descriptors();
+                    if best.as_ref().is_none_or(|best| best.descriptors.len() < knows) {
+                        best = Some(members);
+                    }
+                    if is_all {
+                        break;
+                    }
                 }
-                // It was stopped while others came, and has not heard of them yet.
-                Ok(_) => {}
                 Err(error) => tracing::debug!("a process that shares {what} does not answer: {error}"),
             }
         }
+        // One that was stopped while others came has not heard of them yet. But what none of all that there are knows is gone: a
+        // newcomer has ended before it was a member.
+        let everybody = answers == self.alive.count_ones() as usize;
+        if let Some(best) = best.as_ref().filter(|_| everybody) {
+            best.table.set_descriptors(best.descriptors.len());
+        }
+        let answer = best.filter(|best| best.descriptors.len() == best.table.descriptors());
         let Some(members) = answer else {
             let slots: Vec<String> =
                 (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();

@@ -25,6 +25,8 @@ const CONNECTIONS_MAX: usize = 32;
 const SILENCE: Duration = Duration::from_secs(5);
 /// Messages from one place at a time, so that none keeps the others waiting.
 const MESSAGES_MAX: usize = 64;
+/// An offer begins with so many bytes that say who makes it.
+const SENDER: usize = 17;
 /// How soon it is tried again what others keep from being done.
 const RETRY: Duration = Duration::from_millis(5);
 /// How often members are looked for whose mailbox is not known: they were stopped when this one came.
@@ -69,6 +71,13 @@ struct Connection {
     since: Instant,
     /// Whose name it is.
     slot: Option<usize>,
+    is_over: bool,
+}
+
+impl Connection {
+    fn new(socket: OwnedFd, slot: Option<usize>) -> Connection {
+        Connection { socket, since: Instant::now(), slot, is_over: false }
+    }
 }
 
 /// What is ready.
@@ -105,8 +114,7 @@ impl<R: Resource> Service<R> {
         let _end = Ending(self.group.clone());
         while !self.own.is_empty() {
             let ready = self.wait();
-            // Connections leave from behind, so that the places of those before them stay.
-            for ready in ready.into_iter().rev() {
+            for ready in ready {
                 match ready {
                     Ready::Bell => {
                         let _ = rustix::io::read(&self.group.bell, &mut [0u8; 8]);
@@ -120,7 +128,8 @@ impl<R: Resource> Service<R> {
                 }
             }
             let now = Instant::now();
-            self.connections.retain(|connection| now.duration_since(connection.since) < SILENCE);
+            self.connections
+                .retain(|connection| !connection.is_over && now.duration_since(connection.since) < SILENCE);
             self.leave();
             if self.untidy {
                 self.tidy();
@@ -194,13 +203,16 @@ impl<R: Resource> Service<R> {
 
     fn accept(&mut self, index: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while self.connections.len() < CONNECTIONS_MAX
-            && let Ok(connection) = accept_with(&self.own[index].listener, flags)
-        {
+        // Of another user anybody may connect, again and again.
+        for _ in 0..MESSAGES_MAX {
+            if self.connections.len() >= CONNECTIONS_MAX {
+                break;
+            }
+            let Ok(connection) = accept_with(&self.own[index].listener, flags) else { break };
             let connection = UnixStream::from(connection);
             if self.group.name.admits(&connection) {
                 let slot = Some(self.own[index].slot);
-                self.connections.push(Connection { socket: connection.into(), since: Instant::now(), slot });
+                self.connections.push(Connection::new(connection.into(), slot));
             } else {
                 debug!("somebody of another user asked for {}", self.group.what);
             }
@@ -222,10 +234,10 @@ impl<R: Resource> Service<R> {
         };
         match done {
             Ok(true) => {}
-            Ok(false) => drop(self.connections.remove(index)),
+            Ok(false) => self.connections[index].is_over = true,
             Err(error) => {
                 debug!("a connection of {} is closed: {error}", self.group.what);
-                self.connections.remove(index);
+                self.connections[index].is_over = true;
             }
         }
     }
@@ -235,12 +247,16 @@ impl<R: Resource> Service<R> {
         let Connection { socket: connection, slot, .. } = &self.connections[index];
         match message.bytes.first() {
             Some(&HELLO) => {
-                Members::send(connection, &self.group, &self.own)?;
+                // Who has asked may have gone since, for this process was stopped; what it has said behind that counts.
+                if let Err(error) = Members::send(connection, &self.group, &self.own) {
+                    debug!("a process that asks for {} is not answered: {error}", self.group.what);
+                }
                 Ok(true)
             }
             Some(&JOINED) => {
                 let joined = Joined::read(message).ok_or(io::ErrorKind::InvalidData)?;
-                message::send(connection, &[&[HEARD]], &[])?;
+                // As above.
+                let _ = message::send(connection, &[&[HEARD]], &[]);
                 self.take_in(joined);
                 Ok(true)
             }
@@ -248,7 +264,10 @@ impl<R: Resource> Service<R> {
                 let Some(slot) = slot else { return Ok(false) };
                 let Message { mut bytes, descriptors } = message;
                 bytes.remove(0);
-                if !self.group.inboxes[*slot].put(Mail { kind: OFFER, bytes, descriptors }) {
+                let inbox = &self.group.inboxes[*slot];
+                // The program may not look for long, and who offers does it again.
+                inbox.forget(|mail| mail.kind == OFFER && mail.bytes.get(..SENDER) == bytes.get(..SENDER));
+                if descriptors.len() > 2 || !inbox.put(Mail { kind: OFFER, bytes, descriptors }) {
                     self.group.undelivered.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(false)
@@ -299,6 +318,7 @@ impl<R: Resource> Service<R> {
                 self.group.set_alive(self.group.alive() | 1 << slot);
             }
         }
+        self.resource.changed(&parts, self.group.alive());
     }
 
     /// Whether something is known to be unknown.
@@ -317,20 +337,30 @@ impl<R: Resource> Service<R> {
             return;
         }
         for slot in 0..SLOTS {
-            if self.own.iter().any(|own| own.slot == slot) || self.connections.len() >= CONNECTIONS_MAX {
-                continue;
+            let is_there = self.ask(slot);
+            if !is_there
+                && self.group.alive() >> slot & 1 == 1
+                && !self.own.iter().any(|own| own.slot == slot)
+            {
+                self.lose(slot);
             }
-            match self.group.name.connect(&slot.to_string()) {
-                Ok(Found::Process(connection)) if message::send(&connection, &[&[HELLO]], &[]).is_ok() => {
-                    self.connections.push(Connection {
-                        socket: connection,
-                        since: Instant::now(),
-                        slot: None,
-                    });
+        }
+    }
+
+    /// Asks the process of a slot for what it knows. Returns whether there may be one.
+    fn ask(&mut self, slot: usize) -> bool {
+        if self.own.iter().any(|own| own.slot == slot) || self.connections.len() >= CONNECTIONS_MAX {
+            return true;
+        }
+        match self.group.name.connect(&slot.to_string()) {
+            Ok(Found::Process(connection)) => {
+                if message::send(&connection, &[&[HELLO]], &[]).is_ok() {
+                    self.connections.push(Connection::new(connection, None));
                 }
-                Ok(Found::Nobody) if self.group.alive() >> slot & 1 == 1 => self.lose(slot),
-                _ => {}
+                true
             }
+            Ok(Found::Nobody) => false,
+            _ => true,
         }
     }
 
@@ -366,7 +396,9 @@ impl<R: Resource> Service<R> {
             match message::receive(&own.mailbox, &mut self.room) {
                 Ok(Some(Message { mut bytes, descriptors })) => {
                     let kind = bytes.remove(0);
-                    if !inbox.put(Mail { kind, bytes, descriptors }) {
+                    if descriptors.len() > 2 {
+                        debug!("mail with {} descriptors for {}", descriptors.len(), self.group.what);
+                    } else if !inbox.put(Mail { kind, bytes, descriptors }) {
                         self.group.undelivered.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -394,25 +426,33 @@ impl<R: Resource> Service<R> {
         self.group.one_left.notify_all();
     }
 
-    /// Looks after what processes that have ended have left, if this one has the lowest slot: the others would do the same.
+    /// Looks after the slots without a process, as far as this one knows. What processes that have ended have left the process
+    /// with the lowest slot retires: the others would do the same.
     fn tidy(&mut self) {
-        if !self.is_first() {
-            self.untidy = false;
-            return;
-        }
-        // A newcomer changes the group, and may well be about to take such a slot.
-        let Ok(Some(_lock)) = Lock::try_take(&self.group.name) else { return };
+        let lock = match Lock::try_take(&self.group.name) {
+            // A newcomer changes the group, and may well be about to take such a slot.
+            Ok(None) | Err(_) => return,
+            Ok(lock) => lock,
+        };
         self.untidy = false;
-        let parts = self.group.parts();
-        let alive = self.group.alive();
-        for (slot, descriptor) in parts.descriptors.iter().enumerate() {
-            if alive >> slot & 1 == 0
-                && matches!(self.group.name.connect(&slot.to_string()), Ok(Found::Nobody))
-            {
-                self.resource.retire(descriptor.as_fd());
-                self.group.table.clear(slot);
+        let is_first = self.is_first();
+        let count = self.group.parts().descriptors.len();
+        for slot in 0..count {
+            if self.group.alive() >> slot & 1 == 1 {
+                continue;
             }
+            // A process that has come in the place of one that has ended, while this one was stopped, may have told it in vain.
+            if self.ask(slot) || !is_first {
+                continue;
+            }
+            let descriptor = self.group.parts().descriptors[slot].clone();
+            self.resource.retire(descriptor.as_fd());
+            self.group.table.clear(slot);
         }
-        self.resource.changed(&parts, alive);
+        if is_first {
+            let group = self.group.clone();
+            self.resource.changed(&group.parts(), group.alive());
+        }
+        drop(lock);
     }
 }

@@ -160,3 +160,13 @@ fn nonsense_at_a_name_is_closed_and_forgotten() {
     assert_eq!(second.number(), 1);
     assert!(slot.group().parts().descriptors[0].as_raw_fd() > 0 && open > 0);
 }
+
+/// A newcomer that ends before it was a member keeps nobody out: what it had is gone.
+#[test]
+fn a_newcomer_that_did_not_become_a_member_is_forgotten() {
+    let first = join_one("torn");
+    first.group().table.set_descriptors(3);
+    let second = join_one("torn");
+    assert_eq!((second.number(), second.group().table.descriptors()), (1, 2));
+    until(|| first.group().alive() == 3);
+}

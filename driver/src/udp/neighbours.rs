@@ -16,8 +16,6 @@ const BURST: usize = 64;
 #[derive(Debug)]
 pub(super) struct Neighbours {
     pub(super) links: Links,
-    /// Addresses of this host.
-    local: Vec<IpAddr>,
     /// The frame that is being written.
     head: Box<[u8; FRAME_MAX]>,
     /// Looks into the sockets since a new ring came.
@@ -26,13 +24,14 @@ pub(super) struct Neighbours {
 
 impl Neighbours {
     pub(super) fn new(address: IpAddr, slot: usize, local: Vec<IpAddr>) -> Neighbours {
-        let links = Links::new(Neighbour { address, slot }, |address| format!("udp/{address}"));
-        Neighbours { links, local, head: Box::new([0; FRAME_MAX]), looks: 0 }
+        let mut links = Links::new(Neighbour { address, slot }, |address| format!("udp/{address}"));
+        local.into_iter().for_each(|address| links.add_local(address));
+        Neighbours { links, head: Box::new([0; FRAME_MAX]), looks: 0 }
     }
 
     /// Frames go to this address from now on.
     pub(super) fn resolved(&mut self, peer: IpAddr) {
-        if self.local.contains(&peer) || peer.is_loopback() && peer.is_ipv4() {
+        if self.links.is_local(peer) {
             self.links.add_address(peer);
         }
     }
