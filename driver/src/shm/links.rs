@@ -357,8 +357,13 @@ impl Links {
         if outgoing.is_stalled {
             match outgoing.ring.has_room() {
                 Ok(true) => outgoing.is_stalled = false,
-                _ => {
+                Ok(false) => {
                     self.counts.tx_dropped += 1;
+                    return true;
+                }
+                Err(_) => {
+                    self.counts.corrupt += 1;
+                    self.close(index);
                     return true;
                 }
             }
