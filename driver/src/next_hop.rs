@@ -42,10 +42,6 @@ impl Refusal {
 
     /// For another process of this host.
     pub(crate) fn to_bytes(self) -> [u8; Refusal::BYTES] {
-        let octets = |address: IpAddr| match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
         let mut bytes = [0; Refusal::BYTES];
         bytes[..16].copy_from_slice(&octets(self.peer));
         bytes[16..32].copy_from_slice(&octets(self.from));
@@ -68,6 +64,14 @@ impl Refusal {
     }
 
     const BYTES: usize = 33 + Refusal::QUOTED;
+}
+
+/// The 16 bytes of an address; an IPv4 address is mapped.
+pub(crate) fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
 }
 
 /// Why a packet was not delivered.

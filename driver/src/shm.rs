@@ -24,8 +24,8 @@ use crate::kept::{COPIES_MAX, Copies};
 use crate::slots::{Mailboxes, PACKET, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame,
-    SocketTerms, Stats, TAIL_MAX,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, ROCE_PORT,
+    RxFrame, SocketTerms, Stats, TAIL_MAX,
 };
 use links::{Links, Neighbour};
 use ring::FRAME_MAX;
@@ -38,8 +38,6 @@ const MTU: u32 = 4200;
 const BURST: usize = 64;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;
-/// RoCE's UDP port, from which all packets come.
-const PORT: u16 = 4791;
 /// The longest name of a switch.
 const NAME_MAX: usize = 64;
 
@@ -80,7 +78,7 @@ impl Shm {
         let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, move |_| in_names.clone());
         links.add_local(ADDRESS);
         links.add_address(ADDRESS);
-        let terms = SocketTerms::new(PORT, RECEIVE_BUFFER)
+        let terms = SocketTerms::new(ROCE_PORT, RECEIVE_BUFFER)
             .qpns(owner::qpns(number))
             .comm_ids(owner::comm_ids(number));
         Ok(Shm {
@@ -100,18 +98,15 @@ impl Shm {
 
     /// Hands on a frame to which no ring leads: the first ones to a process, and those for QP1.
     #[cold]
-    fn post(&mut self, frame: &[u8]) {
+    fn post(slot: &Slot, stats: &mut Stats, frame: &[u8]) {
         const HEADERS: usize = 28;
-        self.stats.tx_frames += 1;
-        self.stats.tx_bytes += frame.len() as u64;
-        let Some(datagram) = frame.get(HEADERS..) else { return self.stats.tx_dropped += 1 };
-        let Some(&[_, a, b, c]) = datagram.get(4..8) else { return self.stats.tx_dropped += 1 };
-        let qpn = u32::from_be_bytes([0, a, b, c]);
-        let group = self.slot.group();
-        if qpn == 1 {
-            owner::post_mad(group, datagram, frame);
-        } else if !group.post(owner::slot_of(qpn), PACKET, frame, &[]) {
-            self.stats.tx_dropped += 1;
+        stats.tx_frames += 1;
+        stats.tx_bytes += frame.len() as u64;
+        let Some(datagram) = frame.get(HEADERS..) else { return stats.tx_dropped += 1 };
+        match owner::qpn_of(datagram) {
+            Some(owner::QP1) => owner::post_mad(slot.group(), datagram, frame),
+            Some(qpn) if slot.group().post(owner::slot_of(qpn), PACKET, frame, &[]) => {}
+            _ => stats.tx_dropped += 1,
         }
     }
 
@@ -177,8 +172,7 @@ impl PacketDriver for Shm {
             }
             let (head, tail) = (&self.head[..written.head], &tail[..written.tail]);
             if !self.links.send((&self.slot, now), head, tail, chosen) {
-                let head = head.to_vec();
-                self.post(&head);
+                Shm::post(&self.slot, &mut self.stats, head);
             }
         }
         if sent > 0 {

@@ -114,7 +114,6 @@ pub(crate) struct Group {
     alive: AtomicU64,
     /// Slots of this process.
     own: AtomicU64,
-    is_shared: AtomicBool,
     parts: Mutex<Parts>,
     inboxes: Vec<Inbox>,
     /// Slots of this process that are to be given up, and those that were.
@@ -292,7 +291,7 @@ impl Group {
     /// Whether there is more than one process.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        self.is_shared.load(Ordering::Relaxed)
+        self.alive.load(Ordering::Relaxed).count_ones() > 1
     }
 
     /// Whose a service is.
@@ -350,7 +349,6 @@ impl Group {
 
     fn set_alive(&self, alive: u64) {
         self.alive.store(alive, Ordering::Release);
-        self.is_shared.store(alive.count_ones() > 1, Ordering::Release);
     }
 }
 

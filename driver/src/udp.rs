@@ -313,7 +313,7 @@ impl PacketDriver for Udp {
                     (steering::REFUSED, _) => {
                         Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));
                     }
-                    (_, Some(neighbours)) => neighbours.take_mail(slot, doorbell.bell(), mail),
+                    (_, Some(neighbours)) => neighbours.links.take_mail(slot, doorbell.bell(), mail),
                     (kind, None) => debug!("mail of kind {kind:#x} from another process"),
                 }
             }
@@ -484,9 +484,8 @@ fn keep(refusals: &mut VecDeque<Refusal>, refusal: Refusal) {
 /// there is not.
 fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     let Some(datagram) = packet.get(header..) else { return false };
-    let Some(&[_, a, b, c]) = datagram.get(4..8) else { return false };
-    let qpn = u32::from_be_bytes([0, a, b, c]);
-    if qpn == QP1 {
+    let Some(qpn) = owner::qpn_of(datagram) else { return false };
+    if qpn == owner::QP1 {
         // It came before the others did.
         owner::post_mad(slot.group(), datagram, packet);
         return true;
@@ -499,8 +498,7 @@ fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     }
 }
 
-/// The queue pair of MADs, and that of packets to multicast groups, each of whose members gets its own.
-const QP1: u32 = 1;
+/// The queue pair of packets to multicast groups, each of whose members gets its own.
 const MULTICAST: u32 = 0x00ff_ffff;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;

@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 
 use super::ring::{FRAME_MAX, FrameConsumer, FrameProducer};
 use crate::kept::Copies;
+use crate::next_hop::octets;
 use crate::slots::{self, Mail, SLOTS, Slot, owner};
 use crate::{FrameSink, Nanos, Room, RxFrame, SpanMut};
 
@@ -32,8 +33,6 @@ const STALL: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_micros(100);
 /// Frames of one ring in a burst.
 const BURST: usize = 64;
-/// The queue pair of MADs, which is one for an address.
-const QP1: u32 = 1;
 /// Rings that others have made for one context.
 const RINGS_MAX: usize = 1024;
 /// Bytes of a ring.
@@ -343,7 +342,7 @@ impl Links {
             None => {
                 let Some((destination, qpn)) = destination_of(head) else { return false };
                 match self.route(destination, qpn) {
-                    _ if qpn == QP1 => return false,
+                    _ if qpn == owner::QP1 => return false,
                     Some((_, _, Route::Ring(index))) => (index, 0),
                     Some((at, number, route)) => {
                         self.ask((slot, now), (at, number), route);
@@ -566,8 +565,7 @@ fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
         4 => (head.get(16..20)?, 28),
         _ => (head.get(24..40)?, 48),
     };
-    let &[_, a, b, c] = head.get(bth + 4..bth + 8)? else { return None };
-    Some((address, u32::from_be_bytes([0, a, b, c])))
+    Some((address, owner::qpn_of(head.get(bth..)?)?))
 }
 
 impl Neighbour {
@@ -576,11 +574,7 @@ impl Neighbour {
     /// Who makes an offer or answers it, and the offer's number.
     fn to_bytes(self, number: u64) -> [u8; Neighbour::BYTES] {
         let mut bytes = [0; Neighbour::BYTES];
-        let octets = match self.address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        };
-        bytes[..16].copy_from_slice(&octets);
+        bytes[..16].copy_from_slice(&octets(self.address));
         bytes[16] = self.slot as u8;
         bytes[17..].copy_from_slice(&number.to_ne_bytes());
         bytes

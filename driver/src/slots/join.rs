@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,6 @@ pub(super) fn join<R: Resource>(
         table,
         alive: AtomicU64::new(0),
         own: AtomicU64::new(mask),
-        is_shared: AtomicBool::new(false),
         parts: Mutex::new(parts),
         inboxes: (0..SLOTS).map(|_| Inbox::default()).collect(),
         leaving: AtomicU64::new(0),

@@ -11,6 +11,16 @@ pub(crate) const SHARED: u32 = 1;
 /// Odd and even numbers of each slot.
 pub(crate) const NUMBERS: u32 = 2 * SLOTS as u32;
 
+/// The queue pair of MADs.
+pub(crate) const QP1: u32 = 1;
+
+/// The queue pair that a packet is for, from its BTH on.
+#[inline]
+pub(crate) fn qpn_of(datagram: &[u8]) -> Option<u32> {
+    let &[_, a, b, c] = datagram.get(4..8)? else { return None };
+    Some(u32::from_be_bytes([0, a, b, c]))
+}
+
 /// `(rest, divisor)` of the queue pair numbers of a slot. Slot 0 has all even ones.
 pub(crate) fn qpns(slot: usize) -> (u32, u32) {
     if slot == 0 { (0, 2) } else { (2 * slot as u32 + SHARED, NUMBERS) }
@@ -83,7 +93,7 @@ fn recipient(packet: &[u8]) -> Recipient {
 
 /// Who sent the request that a packet begins with, from its BTH on.
 pub(crate) fn sender(packet: &[u8]) -> Option<usize> {
-    let is_mad = packet.get(5..8)? == [0, 0, 1];
+    let is_mad = qpn_of(packet)? == QP1;
     let comm_id = u32::from_be_bytes(*packet.get(BODY..)?.first_chunk()?);
     is_mad.then_some((comm_id % SLOTS as u32) as usize)
 }

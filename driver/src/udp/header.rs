@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::PORT;
+use crate::next_hop::octets;
 use crate::slots::owner::SHARED;
 
 /// IPv4 and UDP.
@@ -113,13 +114,6 @@ impl Key {
             (6, packet[0] << 4 | packet[1] >> 4, packet[7])
         };
         (packet[0] >> 4 == version).then_some(Key { destination, port, tos, hop_limit, qpn })
-    }
-}
-
-fn octets(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
     }
 }
 

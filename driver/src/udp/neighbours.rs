@@ -1,12 +1,11 @@
 //! Contexts on addresses of this host, which are reached by memory that both ends share.
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
 
 use crate::shm::links::{Links, Neighbour};
 use crate::shm::ring::FRAME_MAX;
-use crate::slots::{Mail, Slot};
-use crate::{FrameSource, Gathered, Nanos, Room, TAIL_MAX};
+use crate::slots::Slot;
+use crate::{FrameSource, Nanos, TAIL_MAX};
 
 /// So many looks have what a socket had when the ring came.
 const LOOKS_MAX: u32 = 64;
@@ -44,10 +43,6 @@ impl Neighbours {
             self.looks = 0;
             self.links.caught_up();
         }
-    }
-
-    pub(super) fn take_mail(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
-        self.links.take_mail(slot, bell, mail);
     }
 
     /// The frames of `source` that go by the socket; the others are sent by memory on the way.
@@ -94,10 +89,6 @@ impl FrameSource for Others<'_> {
             self.sent += 1;
         }
         None
-    }
-
-    fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
-        self.source.place(head, tail, room)
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {
