@@ -143,7 +143,7 @@ fn may_be_kernels(socket: &BoundSocket) -> bool {
 
 /// The processes that have these sockets open, by the sockets' inodes. One that was started by another may have a socket
 /// too; the oldest counts. `/proc` is read once, however many sockets there are.
-fn processes_with(inodes: impl IntoIterator<Item = u32>) -> HashMap<u32, Process> {
+pub(crate) fn processes_with(inodes: impl IntoIterator<Item = u32>) -> HashMap<u32, Process> {
     let mut wanted: HashSet<u32> = inodes.into_iter().filter(|inode| *inode != 0).collect();
     let mut found = HashMap::new();
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

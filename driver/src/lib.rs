@@ -237,7 +237,8 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
-    /// Lets requests for a service of the connection manager come in. A port that hears every request need do nothing.
+    /// Lets requests for a service of the connection manager come in. A port that hears every request need do nothing. Where
+    /// processes share an address, it waits while another one comes or goes: for ten seconds at most, if that is stopped.
     ///
     /// # Errors
     /// [`Error::ServiceInUse`] where another process on the port's address has it; [`Error::Sharing`].
@@ -246,7 +247,7 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
-    /// Ends [`listen`](PacketDriver::listen).
+    /// Ends [`listen`](PacketDriver::listen), and may wait as long.
     fn unlisten(&mut self, service: u64) {
         let _ = service;
     }

@@ -104,7 +104,12 @@ impl Shm {
         stats.tx_bytes += frame.len() as u64;
         let Some(datagram) = frame.get(HEADERS..) else { return stats.tx_dropped += 1 };
         match owner::qpn_of(datagram) {
-            Some(owner::QP1) => owner::post_mad(slot.group(), datagram, frame),
+            Some(owner::QP1) => {
+                let own = slot.number();
+                if owner::post_mad(slot.group(), own, datagram, frame) {
+                    slot.group().post_or_count((own, own), PACKET, frame);
+                }
+            }
             Some(qpn) if slot.group().post(owner::slot_of(qpn), PACKET, frame, &[]) => {}
             _ => stats.tx_dropped += 1,
         }
@@ -226,7 +231,7 @@ impl PacketDriver for Shm {
         Stats {
             rx_frames: self.stats.rx_frames + counts.rx_frames,
             rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
-            rx_dropped: self.slot.group().undelivered(),
+            rx_dropped: self.slot.lost(),
             tx_frames: self.stats.tx_frames + counts.tx_frames,
             tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,

@@ -64,8 +64,8 @@ pub(crate) trait Resource: Send + 'static {
     /// The process of a slot has ended, and nobody has the descriptor until it is [renewed](Resource::renew).
     fn retire(&mut self, descriptor: BorrowedFd<'_>);
 
-    /// These slots have processes now.
-    fn changed(&mut self, group: &Parts, alive: u64);
+    /// These slots have processes now, those that are `own` this one.
+    fn changed(&mut self, group: &Parts, alive: u64, own: u64);
 
     /// What the thread is to [serve](Resource::serve) in the process with the lowest slot, and when.
     fn served(&self, group: &Parts, alive: u64) -> Option<(Arc<OwnedFd>, PollFlags)>;
@@ -121,7 +121,6 @@ pub(crate) struct Group {
     left: Mutex<u64>,
     one_left: Condvar,
     bell: OwnedFd,
-    undelivered: AtomicU64,
     watches: Mutex<Vec<Watch>>,
 }
 
@@ -140,6 +139,7 @@ struct Inbox {
     mail: Mutex<VecDeque<Mail>>,
     is_waiting: AtomicBool,
     waker: Mutex<Option<Waker>>,
+    lost: AtomicU64,
 }
 
 /// Something that another member has handed on.
@@ -201,6 +201,11 @@ impl Slot {
         self.group.ring();
     }
 
+    /// Mail to this slot and from it that found no room, or nobody, and what the resource has [lost](Group::lose).
+    pub(crate) fn lost(&self) -> u64 {
+        self.inbox().lost.load(Ordering::Relaxed)
+    }
+
     /// Who is woken when there is mail.
     pub(crate) fn wake(&self, waker: Waker) {
         *locked(&self.inbox().waker) = Some(waker);
@@ -220,7 +225,7 @@ impl Slot {
         first
     }
 
-    /// Requests for the service are for this slot from now on.
+    /// Requests for the service are for this slot from now on. Waits while others change the group, for ten seconds at most.
     ///
     /// # Errors
     /// [`Error::ServiceInUse`], [`Error::Sharing`].
@@ -245,6 +250,8 @@ impl Slot {
         }
     }
 
+    /// Nobody else's are they until somebody else listens: whoever has asked already may ask again, and this slot knows what it
+    /// has answered. Waits as [`listen`](Slot::listen) does.
     pub(crate) fn unlisten(&self, service: u64) {
         match self.group.lock() {
             Ok(_lock) => self.group.table.unlisten(service, self.number),
@@ -294,9 +301,22 @@ impl Group {
         self.alive.load(Ordering::Relaxed).count_ones() > 1
     }
 
-    /// Whose a service is.
+    /// Who answers requests for a service: the slot that listens, or that which did.
     pub(crate) fn find(&self, service: u64) -> Option<usize> {
-        self.table.find(service, self.alive())
+        self.table.find_last(service, self.alive())
+    }
+
+    /// Whether nobody of this user is in a slot, also nobody who has come and whom this process, that was stopped, has not heard
+    /// yet. Takes system calls.
+    pub(crate) fn is_vacant(&self, slot: usize) -> bool {
+        self.alive() >> slot & 1 == 0
+            && matches!(self.name.connect(&slot.to_string()), Ok(Found::Nobody | Found::Stranger(_)))
+    }
+
+    /// The lowest slot of this process.
+    pub(crate) fn first_own(&self) -> Option<usize> {
+        let own = self.own.load(Ordering::Acquire);
+        (own != 0).then_some(own.trailing_zeros() as usize)
     }
 
     /// The lowest slot that has a service.
@@ -323,18 +343,23 @@ impl Group {
         message::send(mailbox, &[&[kind], bytes], descriptors).is_ok()
     }
 
-    /// As [`post`](Group::post), without descriptors. What was not taken is counted.
-    pub(crate) fn post_or_count(&self, to: usize, kind: u8, bytes: &[u8]) -> bool {
-        let taken = self.post(to, kind, bytes, &[]);
-        if !taken {
-            self.undelivered.fetch_add(1, Ordering::Relaxed);
+    /// As [`post`](Group::post), without descriptors. What was not taken is counted at slot `from` of this process.
+    pub(crate) fn post_or_count(&self, (from, to): (usize, usize), kind: u8, bytes: &[u8]) {
+        if !self.post(to, kind, bytes, &[]) {
+            self.lose(from, 1);
         }
-        taken
     }
 
-    /// Mail that found no room, or nobody, as far as this process knows.
-    pub(crate) fn undelivered(&self) -> u64 {
-        self.undelivered.load(Ordering::Relaxed)
+    /// A slot of this process has lost so many packets.
+    pub(crate) fn lose(&self, slot: usize, count: u64) {
+        if let Some(inbox) = self.inboxes.get(slot) {
+            inbox.lost.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// How much of a count that only grows no process of the group has had yet.
+    pub(crate) fn untold(&self, total: u64) -> u64 {
+        total.saturating_sub(self.table.told().fetch_max(total, Ordering::AcqRel))
     }
 
     fn lock(&self) -> Result<Lock, Error> {
@@ -400,7 +425,7 @@ impl Resource for Mailboxes {
 
     fn retire(&mut self, _: BorrowedFd<'_>) {}
 
-    fn changed(&mut self, _: &Parts, _: u64) {}
+    fn changed(&mut self, _: &Parts, _: u64, _: u64) {}
 
     fn served(&self, _: &Parts, _: u64) -> Option<(Arc<OwnedFd>, PollFlags)> {
         None
@@ -410,8 +435,7 @@ impl Resource for Mailboxes {
 }
 
 fn lock(name: &Name, what: &str) -> Result<Lock, Error> {
-    let os = |source: io::Error| Error::sharing(what, source.to_string());
-    let taken = Lock::take(name, LOCK_PATIENCE).map_err(os)?;
+    let taken = Lock::take(name, LOCK_PATIENCE).map_err(|source| join::failed(what, &source))?;
     taken.map_err(|holder| {
         let waited = LOCK_PATIENCE.as_secs();
         Error::sharing(

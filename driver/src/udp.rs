@@ -18,6 +18,8 @@ mod receive;
 mod refusal;
 mod socket;
 mod steering;
+#[cfg(test)]
+mod tests;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -64,7 +66,8 @@ const MTU_MAX: u32 = 9216;
 /// packet to its process, without a privilege and without a daemon. QP1 is one for the address: what comes to it is for
 /// whoever drew the communication id in it, or [listens](PacketDriver::listen) for the service; while there are several
 /// processes it is read by a thread of the one with the lowest slot, and when that ends, of another. Every process has a thread
-/// that sleeps until somebody comes or goes. Processes of other users are refused by the kernel ([`Error::PortInUse`]).
+/// that sleeps until somebody comes or goes. A child that was forked keeps its parent's slot taken, which nobody serves then, until
+/// it ends or becomes another program. Processes of other users are refused by the kernel ([`Error::PortInUse`]).
 ///
 /// Processes of one user on this host's addresses reach each other by memory that they share, without the kernel
 /// ([`UdpConfig::shared_memory`]): the first frame to one asks it, and those behind it wait for its answer for 20 ms at most.
@@ -440,12 +443,11 @@ impl PacketDriver for Udp {
     fn stats(&self) -> Stats {
         // What the kernel itself had no room for; where it can't tell, nothing is known of it.
         let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0).saturating_sub(self.lost_before);
-        let undelivered = self.slot.group().undelivered();
         let counts = self.neighbours.as_ref().map_or(Counts::default(), |neighbours| neighbours.links.counts);
         Stats {
             rx_frames: self.stats.rx_frames + counts.rx_frames,
             rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
-            rx_dropped: self.stats.rx_dropped + lost + undelivered,
+            rx_dropped: self.stats.rx_dropped + lost + self.slot.lost(),
             tx_frames: self.stats.tx_frames + counts.tx_frames,
             tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
@@ -471,7 +473,7 @@ const ENOUGH_BUFFER: usize = 4 << 20;
 /// Moves the kernel's words to `refusals`, as far as there is room; those of others are handed on. Returns whether ICMP
 /// messages came.
 fn keep_refusals(socket: BorrowedFd<'_>, slot: &Slot, refusals: &mut VecDeque<Refusal>) -> bool {
-    steering::hand_on_refusals(socket, slot.group(), Some(slot.number()), |refusal| keep(refusals, refusal))
+    steering::hand_on_refusals(socket, (slot.group(), slot.number()), |_, refusal| keep(refusals, refusal))
 }
 
 fn keep(refusals: &mut VecDeque<Refusal>, refusal: Refusal) {
@@ -487,13 +489,12 @@ fn hand_on(slot: &Slot, packet: &[u8], header: usize) -> bool {
     let Some(qpn) = owner::qpn_of(datagram) else { return false };
     if qpn == owner::QP1 {
         // It came before the others did.
-        owner::post_mad(slot.group(), datagram, packet);
-        return true;
+        return !owner::post_mad(slot.group(), slot.number(), datagram, packet);
     }
     let owner = owner::slot_of(qpn);
     let is_others = owner != slot.number() && slot.group().alive() >> owner & 1 == 1 && qpn != MULTICAST;
     is_others && {
-        slot.group().post_or_count(owner, PACKET, packet);
+        slot.group().post_or_count((slot.number(), owner), PACKET, packet);
         true
     }
 }
@@ -574,24 +575,4 @@ fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {
 
 fn os_error(what: &'static str, place: &LocalAddress, source: io::Error) -> Error {
     Error::Os { what, interface: place.interface.name.clone(), source }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A line for each packet, as there was when they went to many hosts in turns, can stop who writes it.
-    #[test]
-    fn refusals_are_told_once_a_second() {
-        let mut told = Told::default();
-        let peer = |n: u64| IpAddr::from([10, 0, 0, n as u8]);
-        let said = |told: &mut Told, ms: u64| {
-            let now = Nanos(ms * 1_000_000);
-            (0..100).filter(|n| told.is_news((Some(libc::EHOSTUNREACH), peer(*n)), now)).count()
-        };
-        assert_eq!([0, 10, 999, 1000, 1001, 1999, 2000].map(|ms| said(&mut told, ms)), [1, 0, 0, 1, 0, 0, 1]);
-        // The same again and again is no news.
-        let last = told.last.map(|(refusal, _)| refusal).expect("something was said");
-        assert!(!told.is_news(last, Nanos(10_000_000_000)));
-    }
 }

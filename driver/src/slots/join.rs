@@ -53,10 +53,22 @@ pub(super) fn join<R: Resource>(
     what: &str,
     known_as: String,
     count: usize,
+    resource: R,
+) -> Result<Vec<Slot>, Error> {
+    become_member(what, known_as.clone(), count, resource).map_err(|error| match error {
+        Error::Os { source, .. } if is_short(&source) => failed(&known_as, &source),
+        error => error,
+    })
+}
+
+fn become_member<R: Resource>(
+    what: &str,
+    known_as: String,
+    count: usize,
     mut resource: R,
 ) -> Result<Vec<Slot>, Error> {
     let name = Name::new(what);
-    let os = |source: io::Error| Error::sharing(&known_as, source.to_string());
+    let os = |source: io::Error| failed(&known_as, &source);
     let held = lock(&name, &known_as)?;
     let mut found = Present::look(&name, &known_as)?;
     let (table, mut parts) = if found.alive == 0 {
@@ -68,27 +80,45 @@ pub(super) fn join<R: Resource>(
     };
     parts.mailboxes.resize_with(SLOTS, || None);
 
-    let free: Vec<usize> = (0..SLOTS).filter(|slot| found.alive >> slot & 1 == 0).take(count).collect();
-    if free.len() < count {
-        let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
-        let reason = format!("{} of its {SLOTS} slots have processes{wanted}", found.alive.count_ones());
-        return Err(Error::sharing(&known_as, reason));
-    }
-    let mut own = Vec::with_capacity(count);
-    for slot in free {
-        // The lowest free slots: one at most is behind those that there have been, and it is the next.
-        match parts.descriptors.get(slot) {
-            Some(descriptor) => resource.renew(descriptor.as_fd())?,
+    let mut listeners = Vec::with_capacity(count);
+    let taken = found.alive | found.strangers;
+    for slot in (0..SLOTS).filter(|slot| taken >> slot & 1 == 0) {
+        if listeners.len() == count {
+            break;
+        }
+        match name.bind(&slot.to_string()).map_err(os)? {
+            Some(listener) => listeners.push((slot, listener)),
             None => {
-                let descriptor = resource.add(&parts)?;
-                parts.descriptors.push(descriptor.into());
-                table.set_descriptors(parts.descriptors.len());
+                warn!(
+                    "another user has taken the name of slot {slot} of {known_as}, and does not answer there"
+                );
+                found.strangers |= 1 << slot;
             }
         }
-        let listener = name.bind(&slot.to_string()).map_err(os)?;
-        let listener = listener.ok_or_else(|| {
-            Error::sharing(&known_as, format!("somebody has taken the name of slot {slot} meanwhile"))
-        })?;
+    }
+    if listeners.len() < count {
+        let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
+        let processes = format!("{} of its {SLOTS} slots have processes", found.alive.count_ones());
+        let strangers = match found.strangers.count_ones() {
+            0 => String::new(),
+            taken => format!(", other users have taken the names of {taken} (`ss -xap | grep ferroce`)"),
+        };
+        return Err(Error::sharing(&known_as, format!("{processes}{strangers}{wanted}")));
+    }
+    let mut own = Vec::with_capacity(count);
+    for (slot, listener) in listeners {
+        if let Some(descriptor) = parts.descriptors.get(slot) {
+            resource.renew(descriptor.as_fd())?;
+        }
+        // The next one, unless strangers have the names of slots before it: those have descriptors all the same.
+        while parts.descriptors.len() <= slot {
+            let descriptor = resource.add(&parts)?;
+            if parts.descriptors.len() < slot {
+                resource.retire(descriptor.as_fd());
+            }
+            parts.descriptors.push(descriptor.into());
+            table.set_descriptors(parts.descriptors.len());
+        }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (mailbox, mailbox_of_others) = pair.map_err(|error| os(error.into()))?;
@@ -97,7 +127,7 @@ pub(super) fn join<R: Resource>(
     }
     let mask = own.iter().fold(0, |mask, own| mask | 1 << own.slot);
     let alive = found.alive | mask;
-    resource.changed(&parts, alive);
+    resource.changed(&parts, alive, mask);
     found.tell(&own, &parts, &known_as);
 
     let group = Arc::new(Group {
@@ -111,9 +141,8 @@ pub(super) fn join<R: Resource>(
         leaving: AtomicU64::new(0),
         left: Mutex::new(0),
         one_left: Condvar::new(),
-        undelivered: AtomicU64::new(0),
         watches: Mutex::new(Vec::new()),
-        bell: new_bell().map_err(|source| Error::sharing(what, source.to_string()))?,
+        bell: new_bell().map_err(|source| failed(what, &source))?,
     });
     group.set_alive(alive);
     let numbers: Vec<_> = own.iter().map(|own| (own.slot, own.mailbox_of_others.clone())).collect();
@@ -129,22 +158,25 @@ pub(super) fn join<R: Resource>(
 struct Present {
     /// Slots with processes.
     alive: u64,
+    /// Slots whose names other users have. Anybody may take them, one by one, but keeps nobody out so.
+    strangers: u64,
     /// Those that are connected.
     connections: Vec<(usize, OwnedFd)>,
 }
 
 impl Present {
     fn look(name: &Name, what: &str) -> Result<Present, Error> {
-        let mut present = Present { alive: 0, connections: Vec::new() };
+        let mut present = Present { alive: 0, strangers: 0, connections: Vec::new() };
         for slot in 0..SLOTS {
             let found = name.connect(&slot.to_string());
-            match found.map_err(|source| Error::sharing(what, source.to_string()))? {
+            match found.map_err(|source| failed(what, &source))? {
                 Found::Nobody => continue,
                 Found::Process(connection) => present.connections.push((slot, connection)),
                 Found::Busy => {}
                 Found::Stranger(stranger) => {
-                    let reason = format!("user {} has taken the name of slot {slot}", stranger.uid);
-                    return Err(Error::sharing(what, reason));
+                    warn!("user {} has taken the name of slot {slot} of {what}", stranger.uid);
+                    present.strangers |= 1 << slot;
+                    continue;
                 }
             }
             present.alive |= 1 << slot;
@@ -168,6 +200,8 @@ impl Present {
                         break;
                     }
                 }
+                // Nobody's answer would be had.
+                Err(error) if is_short(&error) => return Err(failed(what, &error)),
                 Err(error) => tracing::debug!("a process that shares {what} does not answer: {error}"),
             }
         }
@@ -182,7 +216,8 @@ impl Present {
             let slots: Vec<String> =
                 (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();
             let reason = format!(
-                "none of the processes that have slots of it ({}) answers within {} ms; are they stopped?",
+                "none of the processes that have slots of it ({}) answers within {} ms; are they stopped, or have as many files open as \
+                 they may?",
                 slots.join(", "),
                 ANSWER.as_millis()
             );
@@ -311,6 +346,22 @@ impl Joined {
         let slots = slots.filter_map(|slot| Some((slot, all.next()?, all.next()?))).collect();
         Some(Joined { count, slots })
     }
+}
+
+/// Of files that a process, or the host, may have open.
+pub(super) fn is_short(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+pub(super) fn failed(what: &str, error: &io::Error) -> Error {
+    if !is_short(error) {
+        return Error::sharing(what, error.to_string());
+    }
+    let most = 3 * SLOTS + 16;
+    let reason = format!(
+        "{error}: it takes up to {most} in each process; `ulimit -n` with a larger number allows more"
+    );
+    Error::sharing(what, reason)
 }
 
 fn unusable(what: &str, error: SealedError) -> Error {

@@ -1,8 +1,10 @@
 //! Names by which processes of one user find each other: abstract Unix sockets. A name is of one network namespace, as the
 //! addresses are that are shared, and ends with its process.
 
+use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -12,11 +14,14 @@ use rustix::net::{
 };
 
 use crate::credentials::Credentials;
+use crate::holder::processes_with;
 
 /// Of the names and of what is said between their processes. Processes of different versions do not find each other.
 const VERSION: u32 = 1;
 /// Newcomers that wait at a name.
 const BACKLOG: i32 = 64;
+/// A user who is not known.
+const NOBODY: u32 = 65_534;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What processes share, by name.
@@ -62,7 +67,7 @@ impl Name {
         match connect(&socket, &self.address(part)?) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => return Ok(Found::Nobody),
-            Err(Errno::AGAIN) => return Ok(Found::Busy),
+            Err(Errno::AGAIN) => return Ok(self.busy(part)),
             Err(error) => return Err(error.into()),
         }
         let socket = UnixStream::from(socket);
@@ -71,6 +76,20 @@ impl Name {
             Ok(Found::Process(socket.into()))
         } else {
             Ok(Found::Stranger(credentials))
+        }
+    }
+
+    /// The kernel does not tell whose a name is that takes no connections, and anybody can have such a one.
+    fn busy(&self, part: &str) -> Found {
+        let name = format!("@{}/{part}", self.prefix);
+        let Some(inode) = listening_at(&name) else { return Found::Busy };
+        match processes_with([inode]).get(&inode).map(|process| process.pid) {
+            Some(pid) => match fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()) {
+                Ok(uid) if uid != self.user => Found::Stranger(Credentials { pid, uid }),
+                _ => Found::Busy,
+            },
+            // What processes of this user have open is seen.
+            None => Found::Stranger(Credentials { pid: 0, uid: NOBODY }),
         }
     }
 
@@ -87,6 +106,20 @@ impl Name {
     fn address(&self, part: &str) -> io::Result<SocketAddrUnix> {
         Ok(SocketAddrUnix::new_abstract_name(format!("{}/{part}", self.prefix).as_bytes())?)
     }
+}
+
+/// The inode of the socket that listens at an abstract name, in this network namespace.
+fn listening_at(name: &str) -> Option<u32> {
+    /// `__SO_ACCEPTCON`. Those that were accepted have the same name.
+    const LISTENS: u32 = 1 << 16;
+    let sockets = fs::read_to_string("/proc/thread-self/net/unix").ok()?;
+    sockets.lines().find_map(|line| {
+        // Number, references, protocol, flags, type, state, inode, name.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let &[_, _, _, flags, _, _, inode, listening] = &fields[..] else { return None };
+        let listens = u32::from_str_radix(flags, 16).ok()? & LISTENS != 0;
+        (listens && listening == name).then(|| inode.parse().ok())?
+    })
 }
 
 /// Whoever has it may change what the processes share.
@@ -162,5 +195,17 @@ mod tests {
         assert_eq!(refused, format!("pid {}", std::process::id()));
         drop(lock);
         assert!(Lock::take(&name, Duration::ZERO).unwrap().is_ok());
+    }
+
+    #[test]
+    fn who_listens_is_found_by_name() {
+        let name = name("found");
+        let full = format!("@{}/5", name.prefix);
+        assert_eq!(listening_at(&full), None);
+        let listener = name.bind("5").unwrap().expect("it is free");
+        let inode = rustix::fs::fstat(&listener).unwrap().st_ino;
+        assert_eq!(listening_at(&full), Some(inode as u32));
+        let holder = processes_with([inode as u32]).remove(&(inode as u32)).unwrap();
+        assert_eq!(holder.pid, std::process::id());
     }
 }

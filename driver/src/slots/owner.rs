@@ -37,22 +37,30 @@ pub(crate) fn comm_ids(slot: usize) -> (u32, u32) {
     (slot as u32, SLOTS as u32)
 }
 
-/// Hands a packet for QP1, whose part from the BTH on is `datagram`, to whom it is for.
-pub(crate) fn post_mad(group: &Group, datagram: &[u8], packet: &[u8]) {
+/// Hands a packet for QP1, whose part from the BTH on is `datagram`, to whom it is for. Returns whether it is for slot `own` of
+/// this process, which has it already.
+pub(crate) fn post_mad(group: &Group, own: usize, datagram: &[u8], packet: &[u8]) -> bool {
     let alive = group.alive();
-    let first = || Some(alive.trailing_zeros() as usize);
+    let lowest = alive & alive.wrapping_neg();
+    let first = || group.first_with_services().map_or(lowest, |slot| 1 << slot);
     let to = match recipient(datagram) {
-        Recipient::Slot(slot) => Some(slot),
-        // Nobody has it: somebody with a connection manager says so.
-        Recipient::Service(service) => {
-            group.find(service).or_else(|| group.first_with_services()).or_else(first)
-        }
-        Recipient::Unknown => first(),
-        Recipient::Anybody => None,
+        Recipient::Slot(slot) if alive >> slot & 1 == 1 => 1 << slot,
+        // It has ended, and all its connections with it: somebody with a connection manager says so.
+        Recipient::Slot(slot) if group.is_vacant(slot) => first(),
+        // It has come just now; the peer asks again.
+        Recipient::Slot(_) => 0,
+        // The same where nobody has it.
+        Recipient::Service(service) => group.find(service).map_or_else(first, |slot| 1 << slot),
+        Recipient::Unknown => lowest,
+        Recipient::Anybody => alive,
     };
-    for slot in (0..SLOTS).filter(|slot| alive >> slot & 1 == 1 && to.is_none_or(|to| to == *slot)) {
-        group.post_or_count(slot, PACKET, packet);
+    if to == 0 {
+        group.lose(own, 1);
     }
+    for slot in (0..SLOTS).filter(|slot| to >> slot & 1 == 1 && *slot != own) {
+        group.post_or_count((own, slot), PACKET, packet);
+    }
+    to >> own & 1 == 1
 }
 
 /// Whom a MAD is for.

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, warn};
 
-use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, ROOM};
+use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, ROOM, is_short};
 use super::message::{self, Message};
 use super::name::{Found, Lock};
 use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, Resource, SLOTS, Watch, locked};
@@ -51,6 +51,8 @@ pub(super) struct Service<R> {
     /// Descriptors of slots without a process are to be looked after.
     untidy: bool,
     searched: Instant,
+    /// This process had as many files open as it may, so that it may have missed something.
+    is_short: bool,
     room: Vec<u8>,
 }
 
@@ -81,14 +83,13 @@ impl Connection {
 }
 
 /// What is ready.
-#[derive(Clone, Copy)]
 enum Ready {
     Bell,
     Listener(usize),
     Mailbox(usize),
     Connection(usize),
-    /// The process of this slot has ended.
-    Gone(usize),
+    /// The process of this slot, which had this mailbox, has ended.
+    Gone(usize, Arc<OwnedFd>),
     /// One that is watched has ended.
     Watched(u64),
     Served,
@@ -104,6 +105,7 @@ impl<R: Resource> Service<R> {
             connections: Vec::new(),
             untidy: false,
             searched: Instant::now(),
+            is_short: false,
             room: vec![0; 1 + MAIL_LEN_MAX],
         };
         thread::Builder::new().name("ferroce-slots".to_owned()).stack_size(STACK).spawn(move || service.run())
@@ -122,7 +124,9 @@ impl<R: Resource> Service<R> {
                     Ready::Listener(index) => self.accept(index),
                     Ready::Mailbox(index) => self.take_mail(index),
                     Ready::Connection(index) => self.hear(index),
-                    Ready::Gone(slot) => self.lose(slot),
+                    // Another one may have come in its place just now.
+                    Ready::Gone(slot, mailbox) if self.has_mailbox(slot, &mailbox) => self.lose(slot),
+                    Ready::Gone(..) => {}
                     Ready::Watched(number) => self.tell_gone(number),
                     Ready::Served => self.resource.serve(&self.group),
                 }
@@ -171,7 +175,7 @@ impl<R: Resource> Service<R> {
         // That the other end is closed is told without being asked for.
         for (slot, end) in ends.iter().enumerate() {
             if let Some(end) = end {
-                watch(Ready::Gone(slot), end.as_fd(), PollFlags::empty());
+                watch(Ready::Gone(slot, end.clone()), end.as_fd(), PollFlags::empty());
             }
         }
         for Watch { number, mailbox, .. } in &watches {
@@ -208,7 +212,16 @@ impl<R: Resource> Service<R> {
             if self.connections.len() >= CONNECTIONS_MAX {
                 break;
             }
-            let Ok(connection) = accept_with(&self.own[index].listener, flags) else { break };
+            let connection = match accept_with(&self.own[index].listener, flags) {
+                Ok(connection) => connection,
+                // It is told again at once that somebody waits.
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    self.lack_files();
+                    thread::sleep(RETRY);
+                    break;
+                }
+                Err(_) => break,
+            };
             let connection = UnixStream::from(connection);
             if self.group.name.admits(&connection) {
                 let slot = Some(self.own[index].slot);
@@ -219,12 +232,23 @@ impl<R: Resource> Service<R> {
         }
     }
 
+    fn lack_files(&mut self) {
+        if !std::mem::replace(&mut self.is_short, true) {
+            let what = &self.group.what;
+            warn!(
+                "this process may not open more files (`ulimit -n`), so it hears nothing of newcomers at {what}"
+            );
+        }
+    }
+
     /// Takes what is said on a connection.
     fn hear(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         connection.since = Instant::now();
         let said = match message::receive(&connection.socket, &mut [0; ROOM]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            // It has ended and not read all, which is told once, in front of what it has said before.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
             said => said,
         };
         let done = match said {
@@ -236,6 +260,9 @@ impl<R: Resource> Service<R> {
             Ok(true) => {}
             Ok(false) => self.connections[index].is_over = true,
             Err(error) => {
+                if is_short(&error) {
+                    self.lack_files();
+                }
                 debug!("a connection of {} is closed: {error}", self.group.what);
                 self.connections[index].is_over = true;
             }
@@ -268,7 +295,7 @@ impl<R: Resource> Service<R> {
                 // The program may not look for long, and who offers does it again.
                 inbox.forget(|mail| mail.kind == OFFER && mail.bytes.get(..SENDER) == bytes.get(..SENDER));
                 if descriptors.len() > 2 || !inbox.put(Mail { kind: OFFER, bytes, descriptors }) {
-                    self.group.undelivered.fetch_add(1, Ordering::Relaxed);
+                    self.group.lose(*slot, 1);
                 }
                 Ok(false)
             }
@@ -299,7 +326,7 @@ impl<R: Resource> Service<R> {
         group.set_alive(alive);
         // This process was stopped while others came. What it lacks must be had before what comes behind it.
         let lacks_some = parts.descriptors.len() < joined.count;
-        self.resource.changed(&parts, alive);
+        self.resource.changed(&parts, alive, group.own.load(Ordering::Acquire));
         drop(parts);
         if lacks_some {
             self.search();
@@ -318,7 +345,7 @@ impl<R: Resource> Service<R> {
                 self.group.set_alive(self.group.alive() | 1 << slot);
             }
         }
-        self.resource.changed(&parts, self.group.alive());
+        self.resource.changed(&parts, self.group.alive(), self.group.own.load(Ordering::Acquire));
     }
 
     /// Whether something is known to be unknown.
@@ -327,7 +354,8 @@ impl<R: Resource> Service<R> {
         let known =
             |slot: usize| parts.mailboxes[slot].is_some() || self.own.iter().any(|own| own.slot == slot);
         let alive = self.group.alive();
-        parts.descriptors.len() < self.group.table.descriptors()
+        self.is_short
+            || parts.descriptors.len() < self.group.table.descriptors()
             || (0..SLOTS).any(|slot| alive >> slot & 1 == 1 && !known(slot))
     }
 
@@ -336,6 +364,7 @@ impl<R: Resource> Service<R> {
         if !self.is_searching() {
             return;
         }
+        self.is_short = false;
         for slot in 0..SLOTS {
             let is_there = self.ask(slot);
             if !is_there
@@ -359,9 +388,13 @@ impl<R: Resource> Service<R> {
                 }
                 true
             }
-            Ok(Found::Nobody) => false,
+            Ok(Found::Nobody | Found::Stranger(_)) => false,
             _ => true,
         }
+    }
+
+    fn has_mailbox(&self, slot: usize, mailbox: &Arc<OwnedFd>) -> bool {
+        self.group.parts().mailboxes[slot].as_ref().is_some_and(|has| Arc::ptr_eq(has, mailbox))
     }
 
     /// The process of a slot has ended.
@@ -399,7 +432,7 @@ impl<R: Resource> Service<R> {
                     if descriptors.len() > 2 {
                         debug!("mail with {} descriptors for {}", descriptors.len(), self.group.what);
                     } else if !inbox.put(Mail { kind, bytes, descriptors }) {
-                        self.group.undelivered.fetch_add(1, Ordering::Relaxed);
+                        self.group.lose(own.slot, 1);
                     }
                 }
                 // This process has the other end too, so it is never closed.
@@ -451,7 +484,7 @@ impl<R: Resource> Service<R> {
         }
         if is_first {
             let group = self.group.clone();
-            self.resource.changed(&group.parts(), group.alive());
+            self.resource.changed(&group.parts(), group.alive(), group.own.load(Ordering::Acquire));
         }
         drop(lock);
     }

@@ -15,6 +15,10 @@ const LENGTH: usize = HEADER + SERVICES_MAX * ENTRY;
 /// Words of the header: how many descriptors the group has for its slots, and how many entries were ever used.
 const DESCRIPTORS: usize = 0;
 const USED: usize = 8;
+/// What was told of the group's count of packets: see [`Group::untold`](super::Group::untold).
+const TOLD: usize = 16;
+/// In the word of an entry's owner: it listens no more.
+const FORMER: u64 = 1 << 32;
 
 #[derive(Debug)]
 pub(super) struct Table(SealedMemory);
@@ -58,10 +62,12 @@ impl Table {
             None => {}
         }
         let used = self.used();
-        let is_free = |index: &usize| self.owner(*index, alive).is_none();
-        let Some(index) = (0..used).find(is_free).or(Some(used).filter(|used| *used < SERVICES_MAX)) else {
-            return Listened::Full;
-        };
+        let is_free = |index: &usize| self.holder(*index, alive).is_none();
+        let is_former = |index: &usize| self.owner(*index, alive).is_none();
+        let found = (0..used).find(|index| self.is_of(*index, service) && is_former(index));
+        let found = found.or_else(|| (0..used).find(is_free));
+        let found = found.or(Some(used).filter(|used| *used < SERVICES_MAX));
+        let Some(index) = found.or_else(|| (0..used).find(is_former)) else { return Listened::Full };
         let [named, owner] = self.entry(index);
         owner.store(0, Ordering::Release);
         named.store(service, Ordering::Release);
@@ -72,29 +78,35 @@ impl Table {
         Listened::Done
     }
 
+    /// The slot is still who had the service last, as long as nothing else needs the entry.
     pub(super) fn unlisten(&self, service: u64, slot: usize) {
-        self.clear_where(|named, owner| named == service && owner == slot);
+        for index in (0..self.used()).filter(|index| self.is_of(*index, service)) {
+            if self.owner(index, u64::MAX) == Some(slot) {
+                self.entry(index)[1].store((slot as u64 + 1) | FORMER, Ordering::Release);
+            }
+        }
     }
 
     /// Forgets all that `slot` had.
     pub(super) fn clear(&self, slot: usize) {
-        self.clear_where(|_, owner| owner == slot);
-    }
-
-    fn clear_where(&self, is_meant: impl Fn(u64, usize) -> bool) {
         for index in 0..self.used() {
-            let [named, owner] = self.entry(index);
-            let slot = owner.load(Ordering::Acquire).wrapping_sub(1);
-            if slot < SLOTS as u64 && is_meant(named.load(Ordering::Acquire), slot as usize) {
-                owner.store(0, Ordering::Release);
+            if self.holder(index, u64::MAX).is_some_and(|(holder, _)| holder == slot) {
+                self.entry(index)[1].store(0, Ordering::Release);
             }
         }
     }
 
     /// Whose the service is.
     pub(super) fn find(&self, service: u64, alive: u64) -> Option<usize> {
-        let is_it = |index: &usize| self.entry(*index)[0].load(Ordering::Acquire) == service;
-        (0..self.used()).filter(is_it).find_map(|index| self.owner(index, alive))
+        let mut all = (0..self.used()).filter(|index| self.is_of(*index, service));
+        all.find_map(|index| self.owner(index, alive))
+    }
+
+    /// Whose the service is, or was last.
+    pub(super) fn find_last(&self, service: u64, alive: u64) -> Option<usize> {
+        let all = || (0..self.used()).filter(|index| self.is_of(*index, service));
+        let former = || all().find_map(|index| Some(self.holder(index, alive)?.0));
+        self.find(service, alive).or_else(former)
     }
 
     /// The lowest slot that has any service.
@@ -106,10 +118,24 @@ impl Table {
         (self.0.word(USED).load(Ordering::Acquire) as usize).min(SERVICES_MAX)
     }
 
-    /// The slot of an entry, if it has a process.
+    pub(super) fn told(&self) -> &AtomicU64 {
+        self.0.word(TOLD)
+    }
+
+    fn is_of(&self, index: usize, service: u64) -> bool {
+        self.entry(index)[0].load(Ordering::Acquire) == service
+    }
+
+    /// The slot of an entry, if it has a process that listens.
     fn owner(&self, index: usize, alive: u64) -> Option<usize> {
-        let slot = self.entry(index)[1].load(Ordering::Acquire).checked_sub(1)?;
-        (slot < SLOTS as u64 && alive >> slot & 1 == 1).then_some(slot as usize)
+        self.holder(index, alive).and_then(|(slot, listens)| listens.then_some(slot))
+    }
+
+    /// The slot of an entry, if it has a process, and whether that listens still.
+    fn holder(&self, index: usize, alive: u64) -> Option<(usize, bool)> {
+        let word = self.entry(index)[1].load(Ordering::Acquire);
+        let slot = (word & !FORMER).checked_sub(1)?;
+        (slot < SLOTS as u64 && alive >> slot & 1 == 1).then_some((slot as usize, word & FORMER == 0))
     }
 
     /// The words of an entry: the service, and its slot plus one.
@@ -141,6 +167,25 @@ mod tests {
         assert_eq!(table.find(7, 1), None);
         table.clear(0);
         assert_eq!(table.first_with_any(1), None);
+    }
+
+    #[test]
+    fn who_had_a_service_last_is_known_until_somebody_else_has_it() {
+        let table = Table::create().unwrap();
+        assert_eq!(
+            (table.listen(7, 3, 0b1011), table.listen(8, 3, 0b1011)),
+            (Listened::Done, Listened::Done)
+        );
+        table.unlisten(7, 3);
+        assert_eq!((table.find(7, 0b1011), table.find_last(7, 0b1011)), (None, Some(3)));
+        assert_eq!(table.find_last(7, 0b0011), None, "its process has ended");
+        // Another service has another entry, the same one its own again.
+        assert_eq!((table.listen(9, 0, 0b1011), table.used()), (Listened::Done, 3));
+        assert_eq!((table.listen(7, 1, 0b1011), table.used()), (Listened::Done, 3));
+        assert_eq!((table.find_last(7, 0b1011), table.find_last(8, 0b1011)), (Some(1), Some(3)));
+        table.unlisten(7, 1);
+        table.clear(1);
+        assert_eq!(table.find_last(7, 0b1011), None);
     }
 
     #[test]

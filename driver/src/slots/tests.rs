@@ -1,6 +1,10 @@
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use super::join::{HELLO, JOINED};
 use super::*;
 
 fn join_some(what: &str, count: usize) -> Result<Vec<Slot>, Error> {
@@ -119,7 +123,11 @@ fn a_service_is_one_members() {
     assert_eq!(second.group().find(9), None);
     second.listen(9).unwrap();
     second.unlisten(9);
-    assert_eq!(second.group().find(9), None);
+    // Who asked before asks again, and this one knows what it has answered.
+    assert_eq!((second.group().find(9), second.group().first_with_services()), (Some(1), None));
+    let third = join_one("service");
+    third.listen(9).unwrap();
+    assert_eq!(third.group().find(9), Some(0));
 }
 
 /// Whoever does not answer, stopped or forked without its threads, keeps nobody out as long as others do.
@@ -169,4 +177,199 @@ fn a_newcomer_that_did_not_become_a_member_is_forgotten() {
     let second = join_one("torn");
     assert_eq!((second.number(), second.group().table.descriptors()), (1, 2));
     until(|| first.group().alive() == 3);
+}
+
+/// A member's thread waits for the group's lock, as if it were stopped, until the guard is dropped.
+fn hold(slot: &Slot) -> MutexGuard<'_, Parts> {
+    let parts = slot.group().parts();
+    slot.group().ring();
+    let mut bell = [rustix::event::PollFd::new(&slot.group().bell, PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    // It may wait for the lock already, and has not heard the bell then.
+    let end = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < end && rustix::event::poll(&mut bell, Some(&now)).unwrap() > 0 {
+        std::thread::yield_now();
+    }
+    parts
+}
+
+/// Says that a process has come into slot 1, by a mailbox whose other end is returned.
+fn say_joined(connection: &OwnedFd) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let (mailbox, others) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+    let descriptor = new_bell().unwrap();
+    let bytes: [&[u8]; 3] = [&[JOINED], &[2], &(1u64 << 1).to_ne_bytes()];
+    message::send(connection, &bytes, &[descriptor.as_fd(), others.as_fd()]).unwrap();
+    mailbox
+}
+
+/// A member that was stopped hears at once that a process has ended and that another one has its slot.
+#[test]
+fn a_newcomer_is_not_taken_for_the_one_that_had_its_slot() {
+    let [first, second] = [(); 2].map(|()| join_one("swap"));
+    until(|| first.group().alive() == 3);
+    let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
+    message::send(&connection, &[&[HELLO]], &[]).unwrap();
+    until(|| message::receive(&connection, &mut [0; 64]).is_ok());
+    let held = hold(&first);
+    let mailbox = say_joined(&connection);
+    drop(second);
+    drop(held);
+    let arrives = || {
+        first.group().post(1, b'T', b"hello", &[]);
+        message::receive(&mailbox, &mut [0; 64]).is_ok()
+    };
+    until(arrives);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(first.group().alive() == 3 && arrives());
+}
+
+/// One that did not wait for the answer counts all the same.
+#[test]
+fn a_newcomer_that_was_not_answered_in_time_is_heard() {
+    let first = join_one("late");
+    let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
+    message::send(&connection, &[&[HELLO]], &[]).unwrap();
+    let answered = rustix::event::PollFd::new(&connection, PollFlags::IN);
+    rustix::event::poll(&mut [answered], None).unwrap();
+    let held = hold(&first);
+    let _mailbox = say_joined(&connection);
+    // What is left unread is told the member in front of what was said.
+    drop(connection);
+    drop(held);
+    until(|| first.group().alive() == 3);
+}
+
+#[test]
+fn what_is_lost_is_counted_once() {
+    let slots = join_some("lost", 2).unwrap();
+    let other = join_one("lost");
+    slots[1].group().post_or_count((1, 40), 0, b"nobody is there");
+    assert_eq!([&slots[0], &slots[1], &other].map(Slot::lost), [0, 1, 0]);
+    for _ in 0..MAIL_MAX + 7 {
+        slots[1].group().post_or_count((1, 0), 0, b"x");
+    }
+    assert_eq!([&slots[0], &slots[1], &other].map(Slot::lost), [0, 8, 0]);
+    // A count of the group's is had by whoever asks first.
+    assert_eq!((slots[0].group().untold(5), other.group().untold(5)), (5, 0));
+    assert_eq!((other.group().untold(7), other.group().untold(6)), (2, 0));
+}
+
+/// This program once more, as the named test alone, which does `task`.
+fn child(test: &str, task: &str, user: u32) -> Child {
+    // Another user may not walk to where it lies.
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", &format!("slots::tests::{test}"), "--nocapture"]).env("FERROCE_SLOTS", task);
+    if user != 0 {
+        command.uid(user).gid(user);
+    }
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+}
+
+/// What a child says behind `word`.
+fn line_of(child: &mut Child, word: &str) -> String {
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines().map_while(Result::ok);
+    lines.filter_map(|line| Some(line.split_once(word)?.1.to_owned())).next().expect("a line")
+}
+
+/// Not a test, but the stranger of the one below: it takes names.
+#[test]
+fn stranger() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, connect, listen, socket};
+    let Ok(task) = std::env::var("FERROCE_SLOTS") else { return };
+    let new = || socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let mut held = Vec::new();
+    for task in task.split(' ') {
+        let (how, name) = task.split_once(':').unwrap();
+        let (taken, address) = (new(), SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap());
+        bind(&taken, &address).unwrap();
+        match how {
+            "bound" => {}
+            "listens" => listen(&taken, 1000).unwrap(),
+            _ => {
+                listen(&taken, 0).unwrap();
+                let waits = new();
+                connect(&waits, &address).unwrap();
+                held.push(waits);
+            }
+        }
+        held.push(taken);
+    }
+    println!("has all");
+    let _ = io::stdin().read(&mut [0]);
+}
+
+/// Another user may take names, and keeps nobody out so until they are all of them.
+#[test]
+fn names_that_strangers_have_are_passed_over() {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: not root, so there is no other user");
+    }
+    let name = |what: &str, part: usize| format!("ferroce/1/0/test/{}/{what}/{part}", std::process::id());
+    let ways = [(0, "listens"), (1, "bound"), (2, "full"), (4, "listens")];
+    let task = ways.map(|(slot, how)| format!("{how}:{}", name("strangers", slot))).join(" ");
+    let mut stranger = child("stranger", &task, 65_534);
+    line_of(&mut stranger, "has all");
+    let first = join_one("strangers");
+    assert_eq!((first.number(), first.group().alive()), (3, 1 << 3));
+    assert_eq!(first.group().parts().descriptors.len(), 4);
+    let second = join_one("strangers");
+    assert_eq!(second.number(), 5);
+    until(|| first.group().alive() == 0b10_1000);
+    // It lacks those before, which it has not been told of.
+    until(|| first.group().parts().descriptors.len() == 6);
+    assert!(second.group().post(3, 0, b"x", &[]) && first.group().post(5, 0, b"y", &[]));
+    assert_eq!((mail_of(&first).bytes, mail_of(&second).bytes), (b"x".to_vec(), b"y".to_vec()));
+    assert!(first.group().is_vacant(0) && first.group().is_vacant(1) && !first.group().is_vacant(5));
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+    let third = join_one("strangers");
+    assert_eq!(third.number(), 0);
+    until(|| first.group().alive() == 0b10_1001 && second.group().alive() == 0b10_1001);
+
+    let what = format!("test/{}/lock-strangers", std::process::id());
+    let mut stranger = child("stranger", &format!("listens:ferroce/1/0/{what}/lock"), 65_534);
+    line_of(&mut stranger, "has all");
+    assert_eq!(Lock::take(&Name::new(&what), Duration::ZERO).unwrap().unwrap_err(), "user 65534");
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+
+    let task: Vec<_> = (0..SLOTS).map(|slot| format!("listens:{}", name("all-strangers", slot))).collect();
+    let mut stranger = child("stranger", &task.join(" "), 65_534);
+    line_of(&mut stranger, "has all");
+    let refused = join_some("all-strangers", 1).unwrap_err().to_string();
+    let expected = "0 of its 64 slots have processes, other users have taken the names of 64";
+    assert!(refused.contains(expected), "{refused}");
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+}
+
+/// Not a test, but the process of the one below that may not open many files.
+#[test]
+fn short_of_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Ok(task) = std::env::var("FERROCE_SLOTS") else { return };
+    let (what, more) = task.split_once(' ').unwrap();
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open + more.parse::<u64>().unwrap()), maximum })
+        .unwrap();
+    match Slot::join(what, what.to_owned(), 1, Mailboxes) {
+        Ok(slots) => println!("joined: {}", slots[0].number()),
+        Err(error) => println!("joined: {error}"),
+    }
+}
+
+/// What can't be had is said, whether it is a socket or what a member sends.
+#[test]
+fn too_few_files_are_named() {
+    let _members = join_some("files", 20).unwrap();
+    let what = format!("test/{}/files", std::process::id());
+    for (more, expected) in [(5, "ulimit -n"), (30, "ulimit -n"), (200, "20")] {
+        let mut child = child("short_of_files", &format!("{what} {more}"), 0);
+        let said = line_of(&mut child, "joined: ");
+        child.wait().unwrap();
+        assert!(said.contains(expected), "{more} more: {said}");
+    }
 }

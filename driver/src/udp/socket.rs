@@ -33,8 +33,7 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
     if joins {
         share_port(socket.as_fd()).map_err(os)?;
     }
-    enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
-    enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
+    configure(socket.as_fd(), config, place)?;
     receive_marks(socket.as_fd(), config.address).map_err(os)?;
     // Don't fragment, and believe no message about the path MTU: anybody can forge one, and the ends have agreed.
     if let IpAddr::V4(address) = config.address {
@@ -53,20 +52,6 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0).map_err(os)?;
     }
-    if let Some(time) = config.busy_poll {
-        let time = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
-        let asked = set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, time)
-            .and_then(|()| set(libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, 1));
-        asked.map_err(|source| match source.raw_os_error() {
-            Some(libc::EPERM) => Error::Permission {
-                what: "busy polling",
-                interface: place.interface.name.clone(),
-                capability: "CAP_NET_ADMIN",
-                cure: "run as root, or leave busy polling out".to_owned(),
-            },
-            _ => os(source),
-        })?;
-    }
     bind(socket.as_fd(), address(config.address, PORT, place.scope)).map_err(|source| {
         match source.raw_os_error() {
             Some(libc::EADDRINUSE) => Holder::in_the_way(config.address, &place.interface),
@@ -74,6 +59,37 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
         }
     })?;
     Ok(socket)
+}
+
+/// Sets what depends on the process that has the socket.
+pub(super) fn configure(
+    socket: BorrowedFd<'_>,
+    config: &UdpConfig,
+    place: &LocalAddress,
+) -> Result<(), Error> {
+    let os = |source| os_error("setting up the UDP socket", place, source);
+    enlarge(socket, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
+    enlarge(socket, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
+    let poll_for = |time: i32| {
+        set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, time)?;
+        set_option(socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, i32::from(time > 0))
+    };
+    let Some(time) = config.busy_poll else {
+        // The process before may have polled; a kernel that can't knows no such option.
+        let _ = poll_for(0);
+        return Ok(());
+    };
+    poll_for(i32::try_from(time.as_micros()).unwrap_or(i32::MAX)).map_err(|source| {
+        match source.raw_os_error() {
+            Some(libc::EPERM) => Error::Permission {
+                what: "busy polling",
+                interface: place.interface.name.clone(),
+                capability: "CAP_NET_ADMIN",
+                cure: "run as root, or leave busy polling out".to_owned(),
+            },
+            _ => os(source),
+        }
+    })
 }
 
 fn share_port(socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -88,6 +104,12 @@ pub(super) fn set_aggregation(socket: BorrowedFd<'_>, aggregation: bool) -> io::
 /// Whether it may.
 pub(super) fn aggregates(socket: BorrowedFd<'_>) -> bool {
     option::<i32>(socket, libc::SOL_UDP, libc::UDP_GRO).is_ok_and(|value| value != 0)
+}
+
+/// For how many microseconds it polls.
+#[cfg(test)]
+pub(super) fn busy_polls(socket: BorrowedFd<'_>) -> i32 {
+    option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL).unwrap_or(0)
 }
 
 /// Whether anything comes to the socket.
@@ -246,7 +268,11 @@ fn receive_marks(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<()> {
     options.into_iter().try_for_each(|option| set_option(socket, level, option, 1))
 }
 
+/// The kernel doubles what is asked for. A buffer that is large enough is left as it is: a process with more privileges has asked.
 fn enlarge(socket: BorrowedFd<'_>, force: i32, ask: i32) -> io::Result<()> {
+    if option::<i32>(socket, libc::SOL_SOCKET, ask)? >= 2 * BUFFER {
+        return Ok(());
+    }
     set_option(socket, libc::SOL_SOCKET, force, BUFFER)
         .or_else(|_| set_option(socket, libc::SOL_SOCKET, ask, BUFFER))
 }

@@ -23,7 +23,7 @@ use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
 use crate::holder::sockets_on;
 use crate::netlink::Netlink;
 use crate::slots::owner::{self, NUMBERS, SHARED};
-use crate::slots::{Group, Parts, Resource};
+use crate::slots::{Group, PACKET, Parts, Resource};
 use crate::{Error, Refusal, Stats};
 
 /// Where the socket of QP1 is in the kernel's group.
@@ -38,7 +38,6 @@ pub(super) struct Sockets {
     place: LocalAddress,
     /// For what comes to QP1 while there are several processes.
     receiver: Receiver,
-    stats: Stats,
     /// The sockets there are, to tell whether somebody else has some.
     count: usize,
     was_shared: bool,
@@ -55,8 +54,7 @@ impl Sockets {
     pub(super) fn new(config: UdpConfig, place: LocalAddress) -> io::Result<Sockets> {
         let receiver = Receiver::new()?;
         let puts_together = Netlink::open().is_ok_and(|netlink| netlink.puts_together(&place.interface));
-        let stats = Stats::default();
-        Ok(Sockets { config, place, receiver, stats, count: 0, was_shared: false, puts_together })
+        Ok(Sockets { config, place, receiver, count: 0, was_shared: false, puts_together })
     }
 
     fn os(&self, what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -106,6 +104,7 @@ impl Resource for Sockets {
 
     fn renew(&mut self, socket: BorrowedFd<'_>) -> Result<(), Error> {
         socket::discard(socket);
+        socket::configure(socket, &self.config, &self.place)?;
         socket::hear(socket, true).map_err(self.os("taking over a UDP socket"))
     }
 
@@ -117,16 +116,20 @@ impl Resource for Sockets {
         socket::discard(socket);
     }
 
-    fn changed(&mut self, parts: &Parts, alive: u64) {
+    fn changed(&mut self, parts: &Parts, alive: u64, own: u64) {
         let is_shared = alive.count_ones() > 1;
         let Some(first) = parts.descriptors.first() else { return };
         let alone = (!is_shared).then(|| alive.trailing_zeros() as usize);
         // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group. Where it puts
-        // none together, what a sender in this machine has sent at once is all that comes in one piece, and is for one socket.
-        let aggregation = self.config.aggregation && !(is_shared && self.puts_together);
-        let all = parts.common.iter().chain(&parts.descriptors);
-        let set = all.map(|socket| socket::set_aggregation(socket.as_fd(), aggregation));
-        let steered = set.collect::<io::Result<()>>().and_then(|()| steer(first.as_fd(), alone));
+        // none together, what a sender in this machine has sent at once is all that comes in one piece, and is for one socket; and
+        // whether it is cut up is up to who has that.
+        let is_off = is_shared && self.puts_together;
+        let aggregation = self.config.aggregation && !is_off;
+        let slots = parts.descriptors.iter().enumerate();
+        let meant = slots.filter(|(slot, _)| is_off || own >> slot & 1 == 1).map(|(_, socket)| socket);
+        let mut all = parts.common.iter().chain(meant);
+        let set = all.try_for_each(|socket| socket::set_aggregation(socket.as_fd(), aggregation));
+        let steered = set.and_then(|()| steer(first.as_fd(), alone));
         if let Err(error) = steered {
             warn!("choosing sockets on {} by queue pair number: {error}", self.config.address);
         }
@@ -150,42 +153,48 @@ impl Resource for Sockets {
 
     fn serve(&mut self, group: &Group) {
         let Some(qp1) = group.parts().common.first().cloned() else { return };
-        hand_on_refusals(qp1.as_fd(), group, None, |_| {});
-        let own = self.config.address;
-        let len = header::len(own);
-        let mut taken = 0;
+        // A process that gives up its last slot serves no more.
+        let Some(own) = group.first_own() else { return };
+        hand_on_refusals(qp1.as_fd(), (group, own), |slot, refusal| {
+            if slot.is_some() {
+                group.post_or_count((own, own), REFUSED, &refusal.to_bytes());
+            }
+        });
+        let address = self.config.address;
+        let len = header::len(address);
+        let (mut taken, mut stats) = (0, Stats::default());
         while taken < MADS_MAX {
             let mut deliver = |packet: &[u8]| {
-                if let Some(datagram) = packet.get(len..) {
-                    owner::post_mad(group, datagram, packet)
+                let Some(datagram) = packet.get(len..) else { return };
+                if owner::post_mad(group, own, datagram, packet) {
+                    group.post_or_count((own, own), PACKET, packet);
                 }
             };
-            match self.receiver.receive(qp1.as_fd(), own, &mut deliver, &mut self.stats) {
+            match self.receiver.receive(qp1.as_fd(), address, &mut deliver, &mut stats) {
                 Ok(count) => taken += count.max(1),
                 Err(_) => break,
             }
         }
+        // The socket is that of all: what it had no room for is counted once.
+        let full = socket::dropped(qp1.as_fd()).map_or(0, |dropped| group.untold(dropped));
+        group.lose(own, stats.rx_dropped + full);
     }
 }
 
-/// Takes the kernel's words from a socket, and gives `keep` those for slot `own`; others go to who sent the packet. Returns
-/// whether ICMP messages came.
+/// Takes the kernel's words from a socket, and gives `keep` those for slot `own`, and those of which nobody can tell whose they
+/// are; others go to who sent the packet. Returns whether ICMP messages came.
 pub(super) fn hand_on_refusals(
     socket: BorrowedFd<'_>,
-    group: &Group,
-    own: Option<usize>,
-    mut keep: impl FnMut(Refusal),
+    (group, own): (&Group, usize),
+    mut keep: impl FnMut(Option<usize>, Refusal),
 ) -> bool {
     let mut any = false;
     for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
         any |= word.came;
         let Some(refusal) = word.refusal else { continue };
         match owner::sender(&refusal.quoted) {
-            Some(slot) if Some(slot) != own => {
-                group.post_or_count(slot, REFUSED, &refusal.to_bytes());
-            }
-            // Of other packets nobody can tell whose they are.
-            _ => keep(refusal),
+            Some(slot) if slot != own => group.post_or_count((own, slot), REFUSED, &refusal.to_bytes()),
+            slot => keep(slot, refusal),
         }
     }
     any

@@ -11,7 +11,8 @@ impl Context {
     /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service
     /// ([`PortSpace::Udp`]) to a port of one of this port's addresses, or of all (`0.0.0.0` or `::`, which
     /// are the same here). They come as [`CmEvent::ConnectionRequest`]. Port 0 is the port with the number 0; no free port is
-    /// chosen. [`manual::connecting`](crate::manual::connecting) has an example of both.
+    /// chosen. [`manual::connecting`](crate::manual::connecting) has an example of both. Where processes share the address, it waits
+    /// while another one comes or goes: for ten seconds at most, if that is stopped.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an address that is not the port's or has its listener;
@@ -26,7 +27,7 @@ impl Context {
         dispatch!(&mut self.backend, listen(space, address, config))
     }
 
-    /// Ends a listener; requests that wait at it are rejected.
+    /// Ends a listener; requests that wait at it are rejected. It may wait as [`listen`](Context::listen) does.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver_test_support::namespaces::{Namespaces, inside};
 use ferroce_driver_test_support::random::Random;
+use ferroce_driver_test_support::signal::{Signal, signal};
 use member::Role;
 
 /// Those of a peer that was killed are noticed within this time.
@@ -90,6 +91,18 @@ impl<'a> Swarm<'a> {
         });
         let born = Instant::now();
         self.processes.insert((side, index), Process { child, stdin, slot: None, born, is_done: false });
+    }
+
+    /// Starts one, and waits until it has said that it has this slot.
+    #[track_caller]
+    fn start_into(&mut self, side: usize, index: usize, slot: usize) {
+        self.start(side, index);
+        let start = Instant::now();
+        while self.processes[&(side, index)].slot.is_none() {
+            self.hear(Duration::from_millis(10));
+            assert!(start.elapsed() < Duration::from_secs(10), "it does not come");
+        }
+        assert_eq!(self.processes[&(side, index)].slot, Some(slot));
     }
 
     fn kill(&mut self, side: usize, index: usize) {
@@ -174,10 +187,11 @@ impl<'a> Swarm<'a> {
         }
     }
 
-    /// Whether every process is connected to every one of the other side.
+    /// Whether every process is connected to every one that there is of the other side.
     fn is_whole(&self) -> bool {
-        self.processes.len() == 2 * self.count
-            && self.processes.keys().all(|key| self.up.get(key) == Some(&self.count))
+        let there = |side: usize| self.processes.keys().filter(|(other, _)| *other == side).count();
+        let peers = [there(1), there(0)];
+        self.processes.keys().all(|key| self.up.get(key) == Some(&peers[key.0]))
     }
 
     #[track_caller]
@@ -269,6 +283,36 @@ fn churn(mut swarm: Swarm<'_>, time: Duration, mut random: Random) {
         swarm.ended
     );
     assert!(kills > 0 && received > 0);
+}
+
+/// A process is stopped while another one comes into the slot of one that was killed. It knows of it afterwards, and hands on to
+/// it what comes to QP1, which it reads; and when it ends itself, the next one does.
+#[test]
+fn a_process_that_was_stopped_learns_who_has_come() {
+    let mut swarm = Swarm::new(["127.79.1.1", "127.79.1.2"], None, 3);
+    for index in 0..3 {
+        swarm.start_into(0, index, index);
+        swarm.start(1, index);
+    }
+    swarm.expect_whole(Duration::from_secs(20));
+    let stopped = swarm.processes[&(0, 0)].child.id();
+    signal(stopped, Signal::STOP);
+    swarm.kill(0, 1);
+    // It asks those that answer, and waits a moment for the one that does not.
+    swarm.start_into(0, 1, 1);
+    signal(stopped, Signal::CONT);
+    // Requests to the newcomer come to the one that was stopped, which hands them on.
+    swarm.expect_whole(Duration::from_secs(20));
+    swarm.kill(0, 0);
+    // Requests to both that are left come to the newcomer.
+    swarm.kill(1, 1);
+    swarm.start(1, 1);
+    swarm.expect_whole(Duration::from_secs(20));
+    // And it knows who comes.
+    swarm.start_into(0, 0, 0);
+    swarm.expect_whole(Duration::from_secs(20));
+    let [_, received, _, _] = swarm.finish();
+    assert!(received > 0);
 }
 
 fn size() -> (usize, Duration) {

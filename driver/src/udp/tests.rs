@@ -1,0 +1,152 @@
+use super::*;
+
+/// A line for each packet, as there was when they went to many hosts in turns, can stop who writes it.
+#[test]
+fn refusals_are_told_once_a_second() {
+    let mut told = Told::default();
+    let peer = |n: u64| IpAddr::from([10, 0, 0, n as u8]);
+    let said = |told: &mut Told, ms: u64| {
+        let now = Nanos(ms * 1_000_000);
+        (0..100).filter(|n| told.is_news((Some(libc::EHOSTUNREACH), peer(*n)), now)).count()
+    };
+    assert_eq!([0, 10, 999, 1000, 1001, 1999, 2000].map(|ms| said(&mut told, ms)), [1, 0, 0, 1, 0, 0, 1]);
+    // The same again and again is no news.
+    let last = told.last.map(|(refusal, _)| refusal).expect("something was said");
+    assert!(!told.is_news(last, Nanos(10_000_000_000)));
+}
+
+fn own(last: u8) -> IpAddr {
+    IpAddr::from([127, 80, 0, last])
+}
+
+/// A packet of the connection manager, from its BTH on, with these words behind the MAD's header.
+fn mad(attribute: u16, body: &[u8]) -> Vec<u8> {
+    let mut mad = vec![0; 300];
+    mad[7] = 1;
+    mad[36..38].copy_from_slice(&attribute.to_be_bytes());
+    mad[44..44 + body.len()].copy_from_slice(body);
+    mad
+}
+
+const REQ: u16 = 0x10;
+const DREQ: u16 = 0x15;
+
+fn send_to(address: IpAddr, datagram: &[u8]) {
+    let socket = UdpSocket::bind((own(250), 0)).unwrap();
+    socket.send_to(datagram, (address, PORT)).unwrap();
+}
+
+/// What comes within a moment.
+fn received(port: &mut Udp, least: usize) -> usize {
+    let (mut count, deadline) = (0, std::time::Instant::now() + Duration::from_secs(5));
+    while count < least && std::time::Instant::now() < deadline {
+        count += port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    count
+}
+
+#[test]
+fn what_came_before_others_did_is_not_handed_on() {
+    let mut first = Udp::open(&UdpConfig::new(own(1))).unwrap();
+    first.listen(7).unwrap();
+    send_to(own(1), &mad(REQ, &[[0; 8], 7u64.to_be_bytes()].concat()));
+    let mut second = Udp::open(&UdpConfig::new(own(1))).unwrap();
+    assert!(first.slot.group().is_shared());
+    assert_eq!((received(&mut first, 1), first.stats().handed_on), (1, 0));
+    // By the socket of QP1.
+    send_to(own(1), &mad(REQ, &[[0; 8], 7u64.to_be_bytes()].concat()));
+    assert_eq!((received(&mut first, 1), first.stats().handed_on, first.stats().rx_frames), (1, 0, 2));
+    assert_eq!((received(&mut second, 0), second.stats().handed_on), (0, 0));
+}
+
+/// A DREQ to a process that has ended comes to another one's connection manager, which says that it knows nothing of it.
+#[test]
+fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
+    let open = || Udp::open(&UdpConfig::new(own(2))).unwrap();
+    let [mut first, mut second, third] = [(); 3].map(|()| open());
+    second.listen(7).unwrap();
+    let dreq = mad(DREQ, &[[0, 0, 0, 1], [0, 0, 1, 2]].concat());
+    drop(third);
+    while first.slot.group().alive() != 3 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    send_to(own(2), &dreq);
+    assert_eq!((received(&mut second, 1), received(&mut first, 0)), (1, 0));
+    // One that has come, and of which nobody has heard yet, may have it: that one is asked again.
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let name = format!("ferroce/1/{}/udp/{}/2", rustix::process::geteuid().as_raw(), own(2));
+    let newcomer = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&newcomer, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    listen(&newcomer, 10).unwrap();
+    send_to(own(2), &dreq);
+    while first.stats().rx_dropped == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((first.stats().rx_dropped, second.stats().rx_dropped), (1, 0));
+    assert_eq!((received(&mut first, 0), received(&mut second, 0)), (0, 0));
+}
+
+/// Nothing is lost uncounted, and nothing is counted twice: not what the socket of QP1 had no room for, nor what the mailbox had
+/// none for.
+#[test]
+fn all_that_comes_to_qp1_is_counted_once() {
+    let open = || Udp::open(&UdpConfig::new(own(3))).unwrap();
+    let [mut first, second] = [(); 2].map(|()| open());
+    let sent = 20_000;
+    // Who serves QP1 does not read.
+    let held = first.slot.group().parts();
+    let socket = UdpSocket::bind((own(250), 0)).unwrap();
+    for _ in 0..sent {
+        socket.send_to(&mad(0x99, &[]), (own(3), PORT)).unwrap();
+    }
+    drop(held);
+    let counted = |port: &Udp| port.stats().rx_frames + port.stats().rx_dropped;
+    let (mut all, mut still) = (0, 0);
+    while still < 200 {
+        received(&mut first, 0);
+        first.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
+        still = if counted(&first) == all { still + 1 } else { 0 };
+        all = counted(&first);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(socket::dropped(first.for_mads.as_fd()).unwrap() > 0, "the socket has room for all");
+    assert_eq!((all, counted(&second)), (sent, 0));
+    // Whoever serves it next does not count it again.
+    drop(first);
+    while second.slot.group().is_shared() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _third = open();
+    send_to(own(3), &mad(0x99, &[]));
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(second.stats().rx_dropped, 0);
+}
+
+#[test]
+fn a_socket_is_as_its_new_process_wants_it() {
+    let config = UdpConfig::new(own(4));
+    let polls = UdpConfig::new(own(4)).busy_poll(Duration::from_micros(50));
+    let first = Udp::open(&polls).or_else(|_| Udp::open(&config)).unwrap();
+    let second = Udp::open(&config.aggregation(false)).unwrap();
+    let third = Udp::open(&config).unwrap();
+    let aggregates = |port: &Udp| socket::aggregates(port.socket.as_fd());
+    let buffer = |port: &Udp| socket::receive_buffer(port.socket.as_fd()).unwrap();
+    assert_eq!([&first, &second, &third].map(aggregates), [true, false, true]);
+    let large = buffer(&first);
+    set_option(first.socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, 5000i32).unwrap();
+    assert!(buffer(&first) < large);
+    let second_socket = second.socket.clone();
+    drop((first, second));
+    while third.slot.group().alive() != 4 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let again = Udp::open(&config.aggregation(false)).unwrap();
+    assert_eq!((again.slot.number(), aggregates(&again), buffer(&again)), (0, false, large));
+    assert_eq!(socket::busy_polls(again.socket.as_fd()), 0);
+    let last = Udp::open(&polls).or_else(|_| Udp::open(&config)).unwrap();
+    assert_eq!((last.slot.number(), aggregates(&last)), (1, true));
+    drop(second_socket);
+    let polls = last.capabilities.description.contains("busy polling");
+    assert_eq!(socket::busy_polls(last.socket.as_fd()), if polls { 50 } else { 0 });
+}
