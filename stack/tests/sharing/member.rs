@@ -202,6 +202,7 @@ impl Member {
         match event {
             CmEvent::ConnectionRequest(request) => {
                 let peer = usize::from(request.private_data[0]);
+                self.replace(peer);
                 let qp = self.line(peer, false);
                 self.of_connection.insert(request.id, qp);
                 self.lines.get_mut(&qp).unwrap().id = Some(request.id);
@@ -223,6 +224,15 @@ impl Member {
             }
             _ => {}
         }
+    }
+
+    /// The peer is another process than before. Nothing else tells who only receives that the one before was killed.
+    fn replace(&mut self, peer: usize) {
+        let is_its = |line: &&mut Line| line.peer == peer && !line.is_client;
+        let Some(line) = self.lines.values_mut().find(is_its) else { return };
+        line.is_up = false;
+        let qp = line.qp;
+        self.end(qp, "replaced");
     }
 
     /// A connection is over, or was not made.
