@@ -68,7 +68,16 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> FrameSource for F {
 pub trait Room {
     /// A place for `payload` bytes of a frame to the queue pair `qpn` at an IP address, of which `destination` has the 4 or
     /// 16 bytes; `None` if there is none. It is asked for once a frame at most, before the frame is written.
-    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<SpanMut<'_>>;
+    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>>;
+}
+
+/// Where a payload goes.
+#[derive(Debug)]
+pub struct Placed<'a> {
+    /// As many bytes as the payload has.
+    pub to: SpanMut<'a>,
+    /// Whether the frame is to have an ICRC. If not, its four bytes say nothing.
+    pub icrc: bool,
 }
 
 /// Most bytes behind a payload: three of pad, four of ICRC.

@@ -11,19 +11,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct RxFrame<'a> {
     bytes: &'a [u8],
     keeper: Option<&'a mut dyn Keeper>,
+    has_icrc: bool,
 }
 
 impl<'a> RxFrame<'a> {
     /// A frame of a port that keeps none.
     #[inline]
     pub fn borrowed(bytes: &'a [u8]) -> RxFrame<'a> {
-        RxFrame { bytes, keeper: None }
+        RxFrame { bytes, keeper: None, has_icrc: true }
     }
 
     /// A frame that `keeper` can keep.
     #[inline]
     pub(crate) fn new(bytes: &'a [u8], keeper: &'a mut dyn Keeper) -> RxFrame<'a> {
-        RxFrame { bytes, keeper: Some(keeper) }
+        RxFrame { bytes, keeper: Some(keeper), has_icrc: true }
+    }
+
+    /// A frame that came by memory, and whose ends have both left the ICRC out.
+    pub(crate) fn without_icrc(self) -> RxFrame<'a> {
+        RxFrame { has_icrc: false, ..self }
+    }
+
+    /// Whether its ICRC says something; where it does not, nothing on the way could change the frame.
+    #[inline]
+    pub fn has_icrc(&self) -> bool {
+        self.has_icrc
     }
 
     /// The frame, until it is kept: what is kept may go back to the port while this call goes on.
@@ -66,9 +78,10 @@ impl<'a> RxFrame<'a> {
     /// }
     /// ```
     pub fn keep(self) -> Result<KeptFrame, RxFrame<'a>> {
-        let RxFrame { bytes, keeper } = self;
-        let Some(keeper) = keeper else { return Err(RxFrame::borrowed(bytes)) };
-        keeper.keep(bytes).ok_or(RxFrame::borrowed(bytes))
+        let RxFrame { bytes, keeper, has_icrc } = self;
+        let frame = RxFrame { bytes, keeper: None, has_icrc };
+        let Some(keeper) = keeper else { return Err(frame) };
+        keeper.keep(bytes).ok_or(frame)
     }
 }
 

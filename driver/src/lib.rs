@@ -88,7 +88,8 @@ use std::time::{Duration, Instant};
 pub use crc::Crc32;
 pub use error::Error;
 pub use frame::{
-    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Room, Sent, TAIL_MAX,
+    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Placed, Room, Sent,
+    TAIL_MAX,
 };
 pub use kept::{KeptFrame, RxFrame};
 pub use membership::Membership;
@@ -98,6 +99,7 @@ pub use prefetch::prefetch;
 #[doc(hidden)]
 pub use printable::is_unprintable;
 pub use readiness::Readiness;
+pub use shm::SharedMemory;
 pub use time::{Clock, Nanos};
 pub use wrapper::Wrapper;
 

@@ -9,8 +9,12 @@
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod attack;
+mod bell;
 pub(crate) mod links;
+mod meeting;
 pub(crate) mod ring;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,21 +29,55 @@ use crate::slots::{Mailboxes, PACKET, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, ROCE_PORT,
-    RxFrame, SocketTerms, Stats, TAIL_MAX,
+    RxFrame, SocketTerms, Stats,
 };
 use links::{Links, Neighbour};
-use ring::FRAME_MAX;
 
 /// The address of every switch: a process is told from another one by its queue pair numbers.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Holds a path MTU of 4096.
 const MTU: u32 = 4200;
-/// Frames of a burst.
-const BURST: usize = 64;
+/// Frames of a burst that go as mail.
+const POSTS_MAX: usize = 64;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;
 /// The longest name of a switch.
 const NAME_MAX: usize = 64;
+
+/// Whether processes of this host are reached by memory that both have, in place of the kernel's UDP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SharedMemory {
+    /// Where both ends want it.
+    #[default]
+    On,
+    /// Where both ends want it; and without the ICRC, where both want that. No wire is on the way that could change a bit.
+    WithoutIcrc,
+    /// By the kernel's UDP.
+    Off,
+}
+
+/// Which switch to join.
+#[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
+pub struct ShmConfig {
+    /// 1 to 64 letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Whether frames have an ICRC. They have none where neither end wants one.
+    pub icrc: bool,
+}
+
+impl ShmConfig {
+    /// The switch of this name, with an ICRC.
+    pub fn new(name: impl Into<String>) -> ShmConfig {
+        ShmConfig { name: name.into(), icrc: true }
+    }
+
+    /// Whether frames have an ICRC; on by default.
+    pub fn icrc(self, icrc: bool) -> Self {
+        ShmConfig { icrc, ..self }
+    }
+}
 
 /// A port of a switch in shared memory.
 #[derive(Debug)]
@@ -48,7 +86,6 @@ pub struct Shm {
     slot: Slot,
     links: Links,
     doorbell: Doorbell,
-    head: Box<[u8; FRAME_MAX]>,
     copies: Copies,
     stats: Stats,
 }
@@ -58,7 +95,8 @@ impl Shm {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name that is none, [`Error::Sharing`], [`Error::Os`].
-    pub fn open(name: &str) -> Result<Shm, Error> {
+    pub fn open(config: &ShmConfig) -> Result<Shm, Error> {
+        let name = &config.name;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) {
             return Err(Error::Invalid {
@@ -67,7 +105,7 @@ impl Shm {
                 expected: format!("1 to {NAME_MAX} letters, digits, '-', '_' and '.'"),
             });
         }
-        let os = |source| Error::Os { what: "joining shared memory", interface: name.to_owned(), source };
+        let os = |source| Error::Os { what: "joining shared memory", interface: name.clone(), source };
         let in_names = format!("shm/{name}");
         let slot = Slot::join(&in_names, format!("shm:{name}"), 1, Mailboxes)?.remove(0);
         let doorbell = Doorbell::new().map_err(os)?;
@@ -75,8 +113,8 @@ impl Shm {
         let number = slot.number();
         let description = format!("shared memory '{name}', slot {number}");
         info!("shm: {description}, address {ADDRESS}");
-        let mut links = Links::new(Neighbour { address: ADDRESS, slot: number }, move |_| in_names.clone());
-        links.add_local(ADDRESS);
+        let own = Neighbour { address: ADDRESS, slot: number };
+        let mut links = Links::new(own, config.icrc, move |_| in_names.clone()).map_err(os)?;
         links.add_address(ADDRESS);
         let terms = SocketTerms::new(ROCE_PORT, RECEIVE_BUFFER)
             .qpns(owner::qpns(number))
@@ -90,7 +128,6 @@ impl Shm {
             slot,
             links,
             doorbell,
-            head: Box::new([0; FRAME_MAX]),
             copies: Copies::default(),
             stats: Stats::default(),
         })
@@ -138,7 +175,8 @@ impl PacketDriver for Shm {
     }
 
     fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        let mut received = self.links.receive(sink);
+        self.doorbell.polled(std::iter::once(self.links.bell()));
+        let mut received = self.links.receive(&self.slot, sink);
         if self.slot.has_mail() {
             for mail in std::iter::from_fn(|| self.slot.take_mail()).take(MAIL_MAX) {
                 if mail.kind == PACKET {
@@ -147,7 +185,7 @@ impl PacketDriver for Shm {
                     self.stats.rx_bytes += mail.bytes.len() as u64;
                     sink.take(RxFrame::new(&mail.bytes, &mut self.copies));
                 } else {
-                    self.links.take_mail(&self.slot, self.doorbell.bell(), mail);
+                    self.links.take_mail(&self.slot, mail);
                 }
             }
         }
@@ -162,33 +200,23 @@ impl PacketDriver for Shm {
         COPIES_MAX
     }
 
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        let (mut sent, mut tail) = (0, [0; TAIL_MAX]);
-        self.links.advance(now);
-        while sent < BURST && self.links.has_room(now) {
-            let mut room = self.links.room();
-            let Some(written) = source.place(&mut self.head[..], &mut tail, &mut room) else { break };
-            let chosen = room.chosen;
-            sent += 1;
-            let length = written.head + chosen.map_or(0, |(_, payload)| payload) + written.tail;
-            if length > self.capabilities.max_frame {
-                self.stats.tx_dropped += 1;
-                continue;
-            }
-            let (head, tail) = (&self.head[..written.head], &tail[..written.tail]);
-            if !self.links.send((&self.slot, now), head, tail, chosen) {
-                Shm::post(&self.slot, &mut self.stats, head);
-            }
+    fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        let Shm { links, slot, stats, .. } = self;
+        let (mut sent, mut posted) = (0, 0);
+        while posted < POSTS_MAX
+            && let Some(frame) = links.send(slot, source, &mut sent)
+        {
+            Shm::post(slot, stats, frame);
+            posted += 1;
         }
-        if sent > 0 {
-            self.links.end_burst();
-        }
-        Ok(sent)
+        links.end_burst();
+        Ok(sent + posted)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         if self.may_rest() {
-            let waited = self.doorbell.wait(timeout.min(self.links.longest_wait()));
+            let longest = timeout.min(self.links.longest_wait());
+            let waited = self.doorbell.wait_with(std::iter::once(self.links.bell()), longest);
             waited.map_err(|source| self.os_error(source))?;
         }
         self.links.rise();
@@ -197,7 +225,7 @@ impl PacketDriver for Shm {
 
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         let longest = if self.may_rest() { self.links.longest_wait() } else { Duration::ZERO };
-        let armed = self.doorbell.arm(std::iter::empty());
+        let armed = self.doorbell.arm(std::iter::once(self.links.bell()));
         armed.map_err(|source| self.os_error(source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
     }
@@ -231,7 +259,7 @@ impl PacketDriver for Shm {
         Stats {
             rx_frames: self.stats.rx_frames + counts.rx_frames,
             rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
-            rx_dropped: self.slot.lost(),
+            rx_dropped: self.slot.lost() + counts.rx_dropped,
             tx_frames: self.stats.tx_frames + counts.tx_frames,
             tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,

@@ -206,6 +206,17 @@ impl Slot {
         self.inbox().lost.load(Ordering::Relaxed)
     }
 
+    /// Does no more. Returns the mailbox, if its process has not ended yet.
+    pub(crate) fn unwatch(&self, number: u64) -> Option<Arc<OwnedFd>> {
+        let mut watches = locked(&self.group.watches);
+        let at = watches.iter().position(|watch| watch.number == number)?;
+        let watch = watches.swap_remove(at);
+        drop(watches);
+        // The thread looks at it until then.
+        self.group.ring();
+        Some(watch.mailbox)
+    }
+
     /// Who is woken when there is mail.
     pub(crate) fn wake(&self, waker: Waker) {
         *locked(&self.inbox().waker) = Some(waker);
@@ -360,6 +371,12 @@ impl Group {
     /// How much of a count that only grows no process of the group has had yet.
     pub(crate) fn untold(&self, total: u64) -> u64 {
         total.saturating_sub(self.table.told().fetch_max(total, Ordering::AcqRel))
+    }
+
+    /// Processes that are [watched](Slot::watch).
+    #[cfg(test)]
+    pub(crate) fn watched(&self) -> usize {
+        locked(&self.watches).len()
     }
 
     fn lock(&self) -> Result<Lock, Error> {

@@ -40,11 +40,11 @@ use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
-    Refusal, RxFrame, SocketTerms, Stats,
+    Refusal, RxFrame, SharedMemory, SocketTerms, Stats,
 };
 use config::LocalAddress;
 pub use config::UdpConfig;
-use neighbours::Neighbours;
+use neighbours::{Neighbours, Others};
 use receive::{Receiver, place};
 #[cfg(feature = "af_xdp")]
 pub(crate) use socket::reserve;
@@ -179,6 +179,13 @@ impl Udp {
         let lost_before = socket::dropped(socket.as_fd()).unwrap_or(0);
         let doorbell = Doorbell::new().map_err(os)?;
         slot.wake(doorbell.waker());
+        let neighbours = match config.shared_memory {
+            by_memory if by_memory == SharedMemory::Off || !config.sharing || *scope != 0 => None,
+            by_memory => {
+                let icrc = by_memory == SharedMemory::On;
+                Some(Neighbours::new(*address, number, icrc, all.clone()).map_err(os)?)
+            }
+        };
         Ok(Udp {
             capabilities: Capabilities::new("udp", &interface.name, interface.mac, mtu)
                 .description(description)
@@ -194,8 +201,7 @@ impl Udp {
             doorbell,
             socket,
             for_mads,
-            neighbours: (config.shared_memory && config.sharing && *scope == 0)
-                .then(|| Neighbours::new(*address, number, all.clone())),
+            neighbours,
             slot,
             refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             groups: Vec::new(),
@@ -250,7 +256,8 @@ impl PacketDriver for Udp {
     /// does not wait for a system call before. Behind what was sent it looks for none once either: what
     /// is still to be sent, an ACK, is out of the way then before an answer can be there.
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        let by_memory = self.neighbours.as_mut().map_or(0, |neighbours| neighbours.links.receive(sink));
+        let by_memory =
+            self.neighbours.as_mut().map_or(0, |neighbours| neighbours.links.receive(&self.slot, sink));
         let has_fresh = self.neighbours.as_ref().is_some_and(|neighbours| neighbours.links.has_fresh());
         if std::mem::take(&mut self.send_first) && self.unlooked < UNLOOKED_MAX && !has_fresh {
             self.unlooked += 1;
@@ -259,7 +266,7 @@ impl PacketDriver for Udp {
         self.unlooked = 0;
         let is_shared = self.slot.group().is_shared();
         let Udp { receiver, socket, groups, slot, refusals, doorbell, stats, address, neighbours, .. } = self;
-        doorbell.polled(sockets(socket, groups));
+        doorbell.polled(waited_for(socket, groups, neighbours));
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
         let mut received = 0;
         for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
@@ -316,7 +323,7 @@ impl PacketDriver for Udp {
                     (steering::REFUSED, _) => {
                         Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));
                     }
-                    (_, Some(neighbours)) => neighbours.links.take_mail(slot, doorbell.bell(), mail),
+                    (_, Some(neighbours)) => neighbours.links.take_mail(slot, mail),
                     (kind, None) => debug!("mail of kind {kind:#x} from another process"),
                 }
             }
@@ -336,9 +343,11 @@ impl PacketDriver for Udp {
             let Udp { neighbours, transmitter, slot, stats, .. } = self;
             let (count, full) = match neighbours.as_mut().filter(|neighbours| neighbours.links.is_used()) {
                 Some(neighbours) => {
-                    let mut others = neighbours.others((slot, now), source);
+                    let links = &mut neighbours.links;
+                    let mut others = Others { links, slot, source, sent: 0 };
                     let filled = transmitter.fill(&mut others, stats);
-                    by_memory += others.end();
+                    by_memory += others.sent;
+                    links.end_burst();
                     filled
                 }
                 None => transmitter.fill(source, stats),
@@ -355,14 +364,14 @@ impl PacketDriver for Udp {
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let longest = self.before_wait();
         let Udp { doorbell, socket, groups, neighbours, .. } = self;
-        let waited = doorbell.wait_with(sockets(socket, groups), timeout.min(longest));
+        let waited = doorbell.wait_with(waited_for(socket, groups, neighbours), timeout.min(longest));
         neighbours.iter().for_each(|neighbours| neighbours.links.rise());
         waited.map_err(|source| waiting_failed(&self.capabilities, source))
     }
 
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         let longest = self.before_wait();
-        let armed = self.doorbell.arm(sockets(&self.socket, &self.groups));
+        let armed = self.doorbell.arm(waited_for(&self.socket, &self.groups, &self.neighbours));
         armed.map_err(|source| waiting_failed(&self.capabilities, source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
     }
@@ -447,13 +456,13 @@ impl PacketDriver for Udp {
         Stats {
             rx_frames: self.stats.rx_frames + counts.rx_frames,
             rx_bytes: self.stats.rx_bytes + counts.rx_bytes,
-            rx_dropped: self.stats.rx_dropped + lost + self.slot.lost(),
             tx_frames: self.stats.tx_frames + counts.tx_frames,
             tx_bytes: self.stats.tx_bytes + counts.tx_bytes,
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
             tx_by_memory: counts.tx_frames,
             rx_by_memory: counts.rx_frames,
             bad_descriptors: counts.corrupt,
+            rx_dropped: self.stats.rx_dropped + lost + self.slot.lost() + counts.rx_dropped,
             ..self.stats
         }
     }
@@ -562,11 +571,13 @@ fn tell(refused: &Refused, interface: &str) {
 }
 
 /// What packets come to.
-fn sockets<'a>(
+fn waited_for<'a>(
     socket: &'a Arc<OwnedFd>,
     groups: &'a [(IpAddr, OwnedFd)],
+    neighbours: &'a Option<Neighbours>,
 ) -> impl Iterator<Item = BorrowedFd<'a>> + use<'a> {
-    std::iter::once(socket.as_fd()).chain(groups.iter().map(|(_, socket)| socket.as_fd()))
+    let bell = neighbours.iter().map(|neighbours| neighbours.links.bell());
+    std::iter::once(socket.as_fd()).chain(groups.iter().map(|(_, socket)| socket.as_fd())).chain(bell)
 }
 
 fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {

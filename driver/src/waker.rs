@@ -95,11 +95,6 @@ impl Doorbell {
         Waker::from(self.ringer.clone())
     }
 
-    /// What a ring makes readable, for another process to write to.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.ringer.0.as_fd()
-    }
-
     /// Rings it, for who has it.
     pub(crate) fn ring(&self) {
         self.ringer.wake_by_ref();

@@ -4,10 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use ferroce_driver::PacketDriver;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
-use ferroce_driver::shm::Shm;
+use ferroce_driver::shm::{Shm, ShmConfig};
 use ferroce_driver::udp::{Udp, UdpConfig};
+use ferroce_driver::{PacketDriver, SharedMemory};
 use rustix::io::Errno;
 use tracing::info;
 
@@ -26,6 +26,7 @@ pub use dpdk::DpdkSpec;
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
 /// | `udp:192.0.2.1,shm=off` | the same, which reaches processes of this host by the kernel's UDP too |
+/// | `udp:192.0.2.1,shm=noicrc` | the same, which leaves the ICRC out in shared memory where the other end does too |
 /// | `shm:NAME` | memory that the processes of this user share who name it so, at the address 127.0.0.1 |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
 /// | `ibverbs:mlx5_0` | the first port of an RNIC that speaks RoCE, by libibverbs |
@@ -48,17 +49,22 @@ pub enum DeviceSpec {
         /// The address.
         address: IpAddr,
         /// Whether processes of this host are reached by shared memory.
-        shared_memory: bool,
+        shared_memory: SharedMemory,
     },
     /// A UDP socket on the first address of an interface.
     UdpInterface {
         /// The interface's name.
         interface: String,
         /// Whether processes of this host are reached by shared memory.
-        shared_memory: bool,
+        shared_memory: SharedMemory,
     },
     /// A switch in shared memory, by its name.
-    Shm(String),
+    Shm {
+        /// The same for all processes that are to meet.
+        name: String,
+        /// Whether frames have an ICRC; they have none where neither end wants one.
+        icrc: bool,
+    },
     /// A port of DPDK.
     Dpdk(DpdkSpec),
     /// A port of an RNIC, by libibverbs.
@@ -82,7 +88,7 @@ impl DeviceSpec {
         if let DeviceSpec::Udp { shared_memory, .. } | DeviceSpec::UdpInterface { shared_memory, .. } =
             &mut self
         {
-            *shared_memory = false;
+            *shared_memory = SharedMemory::Off;
         }
         self
     }
@@ -121,7 +127,7 @@ impl DeviceSpec {
             DeviceSpec::UdpInterface { interface, shared_memory } => {
                 open_udp(&UdpConfig::of_interface(interface)?.shared_memory(*shared_memory))?
             }
-            DeviceSpec::Shm(name) => Box::new(Shm::open(name)?),
+            DeviceSpec::Shm { name, icrc } => Box::new(Shm::open(&ShmConfig::new(name).icrc(*icrc))?),
             DeviceSpec::Dpdk(port) => port.open()?,
             DeviceSpec::Loopback => {
                 let switch = Switch::new(SwitchConfig::default())?;
@@ -163,7 +169,13 @@ impl FromStr for DeviceSpec {
         match (driver, argument) {
             ("loopback", None) => Ok(DeviceSpec::Loopback),
             ("loopback", Some(_)) => refused("'loopback' takes no argument"),
-            ("shm", Some(name)) => Ok(DeviceSpec::Shm(name.to_owned())),
+            ("shm", Some(argument)) => {
+                let (name, icrc) = match argument.strip_suffix(ICRC_OFF) {
+                    Some(name) => (name, false),
+                    None => (argument, true),
+                };
+                Ok(DeviceSpec::Shm { name: name.to_owned(), icrc })
+            }
             ("shm", None) => {
                 refused("shm needs a name: shm:NAME, the same for all processes that are to meet")
             }
@@ -187,17 +199,16 @@ impl FromStr for DeviceSpec {
             }
             ("udp", None) => refused("udp needs an address or an interface: udp:192.0.2.1, udp:eth0"),
             ("udp", Some(argument)) => {
-                let (argument, shared_memory) = match argument.strip_suffix(SHM_OFF) {
-                    Some(argument) => (argument, false),
-                    None => (argument, true),
-                };
+                let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
+                let found = options.filter_map(|option| Some((argument.strip_suffix(shm(option))?, option)));
+                let (argument, shared_memory) = found.last().unwrap_or((argument, SharedMemory::On));
                 match without_brackets(argument).parse() {
                     Ok(address) => Ok(DeviceSpec::Udp { address, shared_memory }),
                     Err(_) if is_interface_name(argument) && !argument.contains(',') => {
                         Ok(DeviceSpec::UdpInterface { interface: argument.to_owned(), shared_memory })
                     }
                     Err(_) => refused(
-                        "udp:ADDRESS, an address of this host, or udp:INTERFACE, with ,shm=off behind it for no shared memory",
+                        "udp:ADDRESS, an address of this host, or udp:INTERFACE, with ,shm=off behind it for no shared memory, or ,shm=noicrc for no ICRC there",
                     ),
                 }
             }
@@ -240,12 +251,14 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::AfXdp { interface, queue: None } => write!(f, "af_xdp:{interface}"),
             DeviceSpec::AfXdp { interface, queue: Some(queue) } => write!(f, "af_xdp:{interface}:{queue}"),
             DeviceSpec::Udp { address, shared_memory } => {
-                write!(f, "udp:{address}{}", if *shared_memory { "" } else { SHM_OFF })
+                write!(f, "udp:{address}{}", shm(*shared_memory))
             }
             DeviceSpec::UdpInterface { interface, shared_memory } => {
-                write!(f, "udp:{interface}{}", if *shared_memory { "" } else { SHM_OFF })
+                write!(f, "udp:{interface}{}", shm(*shared_memory))
             }
-            DeviceSpec::Shm(name) => write!(f, "shm:{name}"),
+            DeviceSpec::Shm { name, icrc } => {
+                write!(f, "shm:{name}{}", if *icrc { "" } else { ICRC_OFF })
+            }
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Ibverbs { name, port, gid } => {
                 write!(f, "ibverbs:{name}")?;
@@ -261,8 +274,17 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// Behind a `udp` device: no shared memory.
-const SHM_OFF: &str = ",shm=off";
+/// Behind the name of a switch in shared memory.
+const ICRC_OFF: &str = ",icrc=off";
+
+/// What is behind a `udp` device.
+fn shm(shared_memory: SharedMemory) -> &'static str {
+    match shared_memory {
+        SharedMemory::On => "",
+        SharedMemory::WithoutIcrc => ",shm=noicrc",
+        SharedMemory::Off => ",shm=off",
+    }
+}
 
 /// What a device can be.
 const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, shm:NAME, dpdk:PORT, ibverbs:DEVICE and loopback";
@@ -324,7 +346,9 @@ mod tests {
             "udp:fd09::1",
             "udp:fd09::1,shm=off",
             "udp:eth0,shm=off",
+            "udp:10.0.0.1,shm=noicrc",
             "shm:lab",
+            "shm:lab,icrc=off",
             "ibverbs:mlx5_0",
             "ibverbs:rxe0:1",
             "ibverbs:rxe0:2:3",
@@ -334,7 +358,10 @@ mod tests {
         }
         let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None };
         assert_eq!("af_xdp:veth0".parse::<DeviceSpec>().expect("all queues"), all);
-        let bare = DeviceSpec::Udp { address: "fd09::1".parse().expect("an address"), shared_memory: true };
+        let bare = DeviceSpec::Udp {
+            address: "fd09::1".parse().expect("an address"),
+            shared_memory: SharedMemory::On,
+        };
         assert_eq!("udp:[fd09::1]".parse::<DeviceSpec>().expect("brackets"), bare);
     }
 

@@ -121,7 +121,9 @@ pub use engine::congestion::pacing::Pacer;
 pub use ferroce_driver as driver;
 #[doc(hidden)]
 pub use ferroce_driver::is_unprintable;
-pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason};
+pub use ferroce_driver::{
+    Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason, SharedMemory,
+};
 pub use ferroce_wire as wire;
 pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,

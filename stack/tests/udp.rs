@@ -23,7 +23,7 @@ struct End {
 
 /// Of the sockets themselves: contexts of one host would share memory otherwise.
 fn sockets_of(address: IpAddr) -> UdpConfig {
-    UdpConfig::new(address).shared_memory(false)
+    UdpConfig::new(address).shared_memory(SharedMemory::Off)
 }
 
 fn loopback(last: u8) -> IpAddr {

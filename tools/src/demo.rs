@@ -291,7 +291,7 @@ fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> 
     let mut ranks = Supervisor::new();
     let program = own_program()?;
     for rank in 0..args.ranks {
-        let device = DeviceSpec::Udp { address: host_address(rank), shared_memory: true };
+        let device = DeviceSpec::Udp { address: host_address(rank), shared_memory: SharedMemory::On };
         let addresses = Addresses { master: host_address(0), tcp: Some(host_address(rank)) };
         start_rank(args, &mut ranks, rank, Command::new(&program), &device, addresses)?;
     }

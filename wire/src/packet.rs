@@ -362,7 +362,12 @@ impl<'a> Packet<'a> {
         self.check_version()
     }
 
-    fn check_version(&self) -> Result<(), ParseError> {
+    /// Checks all but the ICRC, for packets that never were on a wire and whose sender has left it out.
+    ///
+    /// # Errors
+    /// [`ParseError::TransportVersion`].
+    #[inline]
+    pub fn check_version(&self) -> Result<(), ParseError> {
         match self.bth.transport_version() {
             0 => Ok(()),
             version => Err(ParseError::TransportVersion(version)),

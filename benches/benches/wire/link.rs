@@ -19,6 +19,8 @@ pub(crate) enum Driver {
     Memif,
     /// Memory that the two processes share
     Shm,
+    /// The same, without the ICRC
+    ShmNoIcrc,
     /// UDP sockets on a veth, or between loopback addresses as an ordinary user
     Udp,
 }
@@ -29,8 +31,13 @@ impl Driver {
             Driver::AfXdp => "af_xdp",
             Driver::Memif => "memif",
             Driver::Shm => "shm",
+            Driver::ShmNoIcrc => "shm without ICRC",
             Driver::Udp => "udp",
         }
+    }
+
+    pub(crate) fn is_shm(self) -> bool {
+        matches!(self, Driver::Shm | Driver::ShmNoIcrc)
     }
 }
 
@@ -73,7 +80,7 @@ impl Link {
         };
         match driver {
             Driver::Memif => link.description = "net_memif between two processes".to_owned(),
-            Driver::Shm => link.description = "shared memory of two processes".to_owned(),
+            Driver::Shm | Driver::ShmNoIcrc => link.description = "shared memory of two processes".to_owned(),
             Driver::Udp if !is_root() => {
                 link.description = "127.0.0.1 and 127.0.0.2 of lo (no right to make a veth)".to_owned();
             }
@@ -106,6 +113,10 @@ impl Link {
         Ok(())
     }
 
+    fn switch(&self) -> String {
+        format!("shm:{PREFIX}{}-{}", std::process::id(), self.job.get())
+    }
+
     /// A command that runs this program at an end.
     pub(crate) fn command(&self, end: usize) -> Outcome<Command> {
         let program = std::env::current_exe()?;
@@ -135,7 +146,8 @@ impl Link {
         let address = self.address(end);
         match self.driver {
             Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
-            Driver::Shm => format!("shm:{PREFIX}{}-{}", std::process::id(), self.job.get()),
+            Driver::Shm => self.switch(),
+            Driver::ShmNoIcrc => format!("{},icrc=off", self.switch()),
             // Between loopback addresses it would be shared memory otherwise.
             Driver::Udp => format!("udp:{address},shm=off"),
             Driver::Memif => {

@@ -13,13 +13,14 @@ pub(crate) struct Group {
     pub(crate) path_mtu: u32,
 }
 
-pub(crate) const GROUPS: [Group; 8] = [
+pub(crate) const GROUPS: [Group; 9] = [
     Group { driver: Driver::AfXdp, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::AfXdp, mtu: 9000, path_mtu: 4096 },
     Group { driver: Driver::Memif, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::Memif, mtu: 9000, path_mtu: 4096 },
     Group { driver: Driver::Shm, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::Shm, mtu: 9000, path_mtu: 4096 },
+    Group { driver: Driver::ShmNoIcrc, mtu: 9000, path_mtu: 4096 },
     Group { driver: Driver::Udp, mtu: 1500, path_mtu: 1024 },
     Group { driver: Driver::Udp, mtu: 9000, path_mtu: 4096 },
 ];
@@ -120,9 +121,11 @@ pub(crate) fn lines() -> Vec<Line> {
     use Bound::{AtLeast, AtMost};
     use Quantity::{Idle, P50, P99, Payload, Rate};
     let ratio = |a, b, quantity| Figure::Ratio(Measure(a, quantity), Measure(b, quantity));
-    let [xdp_1024, xdp_4096, memif_1024, memif_4096, shm_1024, shm_4096, udp_1500, udp_9000] = GROUPS;
+    let [xdp_1024, xdp_4096, memif_1024, memif_4096, shm_1024, shm_4096, bare_4096, udp_1500, udp_9000] =
+        GROUPS;
     let checked = |group: Group| Case::RawChecked { payload: group.path_mtu as usize };
     let ring = |group: Group| Case::Ring { slot: group.path_mtu as usize, crc: true };
+    let bare_ring = Case::Ring { slot: bare_4096.path_mtu as usize, crc: false };
     let raw_ping = Case::RawRoundTrip { frame: SMALL_FRAME };
     let ping = Case::RoundTrip { size: 8 };
     let tcp = Case::TcpRate { write: KIB_64 as usize };
@@ -341,6 +344,20 @@ pub(crate) fn lines() -> Vec<Line> {
             AtMost(1000.0),
         ),
         line(
+            "8h",
+            bare_4096,
+            "path MTU 4096, without ICRC, WRITE of 64 KiB, Gb/s of payload",
+            Figure::Alone(Measure(write(KIB_64, 1), Payload)),
+            AtLeast(160.0),
+        ),
+        line(
+            "8i",
+            bare_4096,
+            "path MTU 4096, without ICRC, WRITE of 64 KiB : ring of 4 KiB",
+            ratio(write(KIB_64, 1), bare_ring, Payload),
+            AtLeast(0.5),
+        ),
+        line(
             "9a",
             udp_1500,
             "MTU 1500, WRITE of 64 KiB, Gb/s of payload",
@@ -378,7 +395,7 @@ impl Group {
         let payload = self.path_mtu as usize;
         let mut cases = Vec::new();
         // Frames without a queue pair have no way in shared memory; the ring is what it is measured by.
-        if self.driver != Driver::Shm {
+        if !self.driver.is_shm() {
             cases.extend([
                 Case::RawRate { frame: 64 },
                 Case::RawRate { frame: payload + OVERHEAD },
@@ -393,14 +410,14 @@ impl Group {
         }
         cases.extend([Op::Write, Op::Read, Op::Send].map(|op| Case::Rate { op, size: 8, qps: 1024 }));
         cases.extend([8, 4096].map(|size| Case::RoundTrip { size }));
-        if !matches!(self.driver, Driver::Memif | Driver::Shm) {
+        if !(self.driver == Driver::Memif || self.driver.is_shm()) {
             let datagram = self.mtu as usize - 28;
             cases.extend([Case::TcpRate { write: KIB_64 as usize }, Case::TcpRoundTrip]);
             cases.extend([Case::UdpRate { datagram }, Case::UdpRoundTrip]);
             cases.extend(SIZES.map(|size| Case::UcxRate { size }));
             cases.push(Case::UcxRoundTrip { size: 8 });
         }
-        if matches!(self.driver, Driver::Memif | Driver::Shm) {
+        if self.driver == Driver::Memif || self.driver.is_shm() {
             cases.extend([Case::Ring { slot: 64, crc: false }, Case::RingRoundTrip]);
             cases.extend([false, true].map(|crc| Case::Ring { slot: payload, crc }));
         }

@@ -1,42 +1,31 @@
 //! The rings between one context and others of this host.
 //!
-//! A context that has a frame for another process makes a ring, of which it is the producer, and offers it at the name of the
-//! other's slot, with its own mailbox beside it. The other answers with its bell and its mailbox, and looks into the ring from
-//! then on. Either end is told when the other one's mailbox is closed, and lets go of the ring. So each direction is made by
-//! who needs it, and a process that is killed leaves nothing.
+//! Each direction between two contexts has a ring, which its producer makes: [`meeting`](super::meeting).
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::warn;
 
+use super::bell::{Bell, Rope};
+use super::meeting::Offer;
 use super::ring::{FRAME_MAX, FrameConsumer, FrameProducer};
 use crate::kept::Copies;
-use crate::next_hop::octets;
-use crate::slots::{self, Mail, SLOTS, Slot, owner};
-use crate::{FrameSink, Nanos, Room, RxFrame, SpanMut};
+use crate::slots::{SLOTS, Slot, owner};
+use crate::{FrameSink, FrameSource, Placed, Room, RxFrame, TAIL_MAX};
 
-/// Mail that answers an offer.
-pub(crate) const ACCEPT: u8 = b'K';
-/// How long frames wait for the answer to an offer, which the other's program gives when it polls.
-const ANSWER: Duration = Duration::from_millis(20);
-/// How long an offer may be answered after that.
-const ANSWERABLE: Duration = Duration::from_secs(1);
-/// How soon a process that has not answered is asked again.
-const AGAIN: Duration = Duration::from_millis(200);
-/// How long a full ring holds up all others. A consumer that is so long away has its frames dropped.
-const STALL: Duration = Duration::from_millis(100);
+/// How long a full ring holds up all others, for each time that its consumer takes all of it. One that is slower, or away, has
+/// its frames dropped.
+const PATIENCE: Duration = Duration::from_millis(100);
 /// How soon a ring that is full is looked at again by who would sleep.
 const RETRY: Duration = Duration::from_micros(100);
-/// Frames of one ring in a burst.
+/// Frames of one ring in a burst, and of all rings that are sent.
 const BURST: usize = 64;
-/// Rings that others have made for one context.
-const RINGS_MAX: usize = 1024;
 /// Bytes of a ring.
-const SIZE: usize = 1 << 19;
+pub(super) const SIZE: usize = 1 << 19;
 
 /// A context of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,30 +37,35 @@ pub(crate) struct Neighbour {
 /// All rings of a context.
 #[derive(Debug)]
 pub(crate) struct Links {
-    own: Neighbour,
+    pub(super) own: Neighbour,
+    /// This end would leave the ICRC out.
+    pub(super) icrc: bool,
     /// What the processes at an address are called in names.
-    name_of: NameOf,
-    outgoing: Vec<Option<Outgoing>>,
-    incoming: Vec<Incoming>,
-    has_fresh: bool,
+    pub(super) name_of: NameOf,
+    pub(super) outgoing: Vec<Option<Outgoing>>,
+    pub(super) incoming: Vec<Incoming>,
+    pub(super) has_fresh: bool,
     /// Some rings may be over.
-    has_over: bool,
-    offers: Vec<Offer>,
-    routes: Vec<(IpAddr, [Route; SLOTS])>,
+    pub(super) has_over: bool,
+    pub(super) offers: Vec<Offer>,
+    pub(super) routes: Vec<(IpAddr, [Route; SLOTS])>,
     /// Which outgoing ring is full, and since when.
-    full: Option<(usize, Nanos)>,
-    watches: u64,
+    full: Option<(usize, Instant)>,
+    pub(super) watches: u64,
     /// Offers so far.
-    numbers: u64,
+    pub(super) numbers: u64,
     /// Addresses of this host: nobody else's are believed.
     local: Vec<IpAddr>,
+    pub(super) bell: Bell,
+    /// The frame that is received, and the one that is sent, as far as it is not in its ring.
     frame: Box<[u8; FRAME_MAX]>,
+    head: Box<[u8; FRAME_MAX]>,
     copies: Copies,
     pub(crate) counts: Counts,
 }
 
 /// What the slots at an address are called in names.
-struct NameOf(Box<dyn Fn(IpAddr) -> String + Send + Sync>);
+pub(super) struct NameOf(pub(super) Box<dyn Fn(IpAddr) -> String + Send + Sync>);
 
 impl fmt::Debug for NameOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,60 +81,102 @@ pub(crate) struct Counts {
     pub(crate) tx_dropped: u64,
     pub(crate) rx_frames: u64,
     pub(crate) rx_bytes: u64,
+    /// Frames in a ring that are not from its producer's host to this context.
+    pub(crate) rx_dropped: u64,
     /// Rings that were closed because the other end wrote what can't be.
     pub(crate) corrupt: u64,
 }
 
 /// What is known of the way to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+pub(super) enum Route {
     Unknown,
     /// It was asked.
     Offered,
     /// By this ring.
     Ring(usize),
     /// It has none, and is asked again then.
-    None(Nanos),
+    None(Instant),
 }
 
 #[derive(Debug)]
-struct Offer {
-    to: Neighbour,
-    ring: FrameProducer,
-    /// Until then other frames wait for the answer, if they do at all.
-    until: Nanos,
-    waits: bool,
-    /// The answer repeats it: one that comes late is to another offer.
-    number: u64,
-}
-
-#[derive(Debug)]
-struct Outgoing {
-    to: Neighbour,
-    ring: FrameProducer,
-    bell: OwnedFd,
-    watch: u64,
+pub(super) struct Outgoing {
+    pub(super) to: Neighbour,
+    pub(super) ring: FrameProducer,
+    pub(super) rope: Rope,
+    pub(super) watch: u64,
+    /// Of the offer by which it came about.
+    pub(super) number: u64,
+    /// Frames have an ICRC.
+    pub(super) icrc: bool,
     /// Something was published since the bell was looked at.
     is_used: bool,
-    /// It has been full for so long that its frames are dropped.
+    /// It was full for so long that its frames are dropped.
     is_stalled: bool,
+    /// How long it may hold up others until its consumer takes more, and what that had taken when this was set.
+    patience: Duration,
+    consumed: u64,
+}
+
+impl Outgoing {
+    pub(super) fn new(
+        to: Neighbour,
+        ring: FrameProducer,
+        rope: Rope,
+        (watch, number): (u64, u64),
+        icrc: bool,
+    ) -> Outgoing {
+        let (is_used, is_stalled, patience) = (false, false, PATIENCE);
+        Outgoing { to, ring, rope, watch, number, icrc, is_used, is_stalled, patience, consumed: 0 }
+    }
+
+    /// What the consumer has taken since gives it time again.
+    fn regain_patience(&mut self) {
+        let taken = self.ring.consumed() - std::mem::replace(&mut self.consumed, self.ring.consumed());
+        let regained = PATIENCE.mul_f64(taken.min(SIZE as u64) as f64 / SIZE as f64);
+        self.patience = PATIENCE.min(self.patience + regained);
+    }
 }
 
 #[derive(Debug)]
-struct Incoming {
-    from: Neighbour,
-    ring: FrameConsumer,
-    watch: u64,
+pub(super) struct Incoming {
+    pub(super) from: Neighbour,
+    pub(super) ring: FrameConsumer,
+    pub(super) watch: u64,
+    /// Of the offer by which it came about.
+    pub(super) number: u64,
+    /// Frames have an ICRC.
+    pub(super) icrc: bool,
     /// What has come another way before is not taken yet.
-    is_fresh: bool,
+    pub(super) is_fresh: bool,
     /// The other end is gone: what it has sent is still taken.
-    is_over: bool,
+    pub(super) is_over: bool,
+    /// Source and destination of the last frame, which were found right.
+    ends: [u8; 32],
+}
+
+impl Incoming {
+    pub(super) fn new(
+        from: Neighbour,
+        ring: FrameConsumer,
+        (watch, number): (u64, u64),
+        icrc: bool,
+    ) -> Incoming {
+        Incoming { from, ring, watch, number, icrc, is_fresh: true, is_over: false, ends: [0; 32] }
+    }
 }
 
 impl Links {
-    pub(crate) fn new(own: Neighbour, name_of: impl Fn(IpAddr) -> String + Send + Sync + 'static) -> Links {
-        Links {
+    /// Of the context `own`. Other ones at an address have names that `name_of` tells. With `icrc` off frames have none, to and
+    /// from neighbours who want it so too.
+    pub(crate) fn new(
+        own: Neighbour,
+        icrc: bool,
+        name_of: impl Fn(IpAddr) -> String + Send + Sync + 'static,
+    ) -> io::Result<Links> {
+        Ok(Links {
             own,
+            icrc,
             name_of: NameOf(Box::new(name_of)),
             outgoing: Vec::new(),
             incoming: Vec::new(),
@@ -151,16 +187,18 @@ impl Links {
             full: None,
             watches: 0,
             numbers: 0,
-            local: Vec::new(),
+            local: vec![own.address],
+            bell: Bell::new()?,
             frame: Box::new([0; FRAME_MAX]),
+            head: Box::new([0; FRAME_MAX]),
             copies: Copies::default(),
             counts: Counts::default(),
-        }
+        })
     }
 
     /// Hands a burst of what has come to `sink`. Returns how many frames.
-    pub(crate) fn receive(&mut self, sink: &mut dyn FrameSink) -> usize {
-        let Links { incoming, frame, copies, counts, .. } = self;
+    pub(crate) fn receive(&mut self, slot: &Slot, sink: &mut dyn FrameSink) -> usize {
+        let Links { incoming, frame, copies, counts, own, local, .. } = self;
         let mut frames = 0;
         let mut corrupt = false;
         for incoming in incoming.iter_mut().filter(|incoming| !incoming.is_fresh) {
@@ -168,9 +206,15 @@ impl Links {
                 match incoming.ring.take(frame) {
                     Ok(Some(len)) => {
                         incoming.ring.prefetch();
+                        let frame = &frame[..len];
+                        if !is_between(frame, &mut incoming.ends, own.address, local) {
+                            counts.rx_dropped += 1;
+                            continue;
+                        }
                         frames += 1;
                         counts.rx_bytes += len as u64;
-                        sink.take(RxFrame::new(&frame[..len], copies));
+                        let frame = RxFrame::new(frame, copies);
+                        sink.take(if incoming.icrc { frame } else { frame.without_icrc() });
                     }
                     Ok(None) => {
                         incoming.ring.tell();
@@ -184,7 +228,7 @@ impl Links {
             }
         }
         if corrupt {
-            self.close_corrupt();
+            self.close_corrupt(slot);
         }
         if self.has_over {
             self.forget_empty();
@@ -213,92 +257,51 @@ impl Links {
     }
 
     #[cold]
-    fn close_corrupt(&mut self) {
+    fn close_corrupt(&mut self, slot: &Slot) {
         let Links { incoming, frame, counts, .. } = self;
-        incoming.retain_mut(|incoming| {
-            // Reading on from what can't be gives the same again.
-            let is_right = incoming.ring.take(frame).is_ok();
-            if !is_right {
-                counts.corrupt += 1;
-                warn!(
-                    "what slot {} of {} has written in shared memory can't be: it is not read any more",
-                    incoming.from.slot, incoming.from.address
-                );
-            }
-            is_right
-        });
+        // Reading on from what can't be gives the same again.
+        let corrupt: Vec<Incoming> =
+            incoming.extract_if(.., |incoming| incoming.ring.take(frame).is_err()).collect();
+        counts.corrupt += corrupt.len() as u64;
+        for incoming in corrupt {
+            let Neighbour { address, slot: number } = incoming.from;
+            warn!(
+                "what slot {number} of {address} has written in shared memory can't be: it is not read any more"
+            );
+            self.say_closed(slot, &incoming);
+        }
     }
 
     /// Whether another frame may be asked for, whoever it is for.
     #[inline]
-    pub(crate) fn has_room(&mut self, now: Nanos) -> bool {
+    fn has_room(&mut self, slot: &Slot) -> bool {
         match self.full {
             None => self.offers.is_empty() || !self.is_waiting(),
-            Some((index, since)) => self.has_room_again(index, since, now),
+            Some((index, since)) => self.has_room_again(slot, index, since),
         }
     }
 
-    /// Whether an answer is waited for.
-    fn is_waiting(&self) -> bool {
-        self.offers.iter().any(|offer| offer.waits)
-    }
-
-    /// Time goes on: offers that nobody answers are waited for no longer, and taken back in the end.
-    #[inline]
-    pub(crate) fn advance(&mut self, now: Nanos) {
-        if self.offers.is_empty() {
-            return;
-        }
-        let Links { offers, routes, .. } = self;
-        offers.retain_mut(|offer| {
-            offer.waits &= now < offer.until;
-            let is_answerable = now < offer.until + ANSWERABLE;
-            if !is_answerable {
-                set_route(routes, offer.to, Route::None(now + AGAIN));
+    #[cold]
+    fn has_room_again(&mut self, slot: &Slot, index: usize, since: Instant) -> bool {
+        if let Some(Some(outgoing)) = self.outgoing.get_mut(index) {
+            let held = since.elapsed();
+            match outgoing.ring.has_room() {
+                Ok(false) if held < outgoing.patience => return false,
+                Ok(has_room) => {
+                    outgoing.patience = outgoing.patience.saturating_sub(held);
+                    outgoing.is_stalled = !has_room;
+                }
+                Err(_) => self.close_corrupt_outgoing(slot, index),
             }
-            is_answerable
-        });
+        }
+        self.full = None;
+        true
     }
 
     /// How long a wait that begins now may be at most.
     pub(crate) fn longest_wait(&self) -> Duration {
         // Nobody tells that a ring has room again.
-        if self.full.is_some() {
-            RETRY
-        } else if self.is_waiting() {
-            ANSWER
-        } else {
-            Duration::MAX
-        }
-    }
-
-    #[cold]
-    fn has_room_again(&mut self, index: usize, since: Nanos, now: Nanos) -> bool {
-        let has_room = match self.outgoing.get_mut(index) {
-            Some(Some(outgoing)) => match outgoing.ring.has_room() {
-                Ok(false) if now.since(since) < STALL => return false,
-                Ok(has_room) => {
-                    outgoing.is_stalled = !has_room;
-                    true
-                }
-                Err(_) => {
-                    self.close(index);
-                    true
-                }
-            },
-            _ => true,
-        };
-        self.full = None;
-        has_room
-    }
-
-    /// The ring by which frames to a queue pair go, if there is one. Asks for it otherwise, if `slot` may.
-    #[inline]
-    fn route(&self, destination: &[u8], qpn: u32) -> Option<(usize, usize, Route)> {
-        let address = address_of(destination)?;
-        let index = self.routes.iter().position(|(known, _)| *known == address)?;
-        let slot = owner::slot_of(qpn);
-        Some((index, slot, self.routes[index].1[slot]))
+        if self.full.is_some() { RETRY } else { self.longest_wait_for_answers() }
     }
 
     /// An address of this host.
@@ -307,7 +310,7 @@ impl Links {
     }
 
     pub(crate) fn is_local(&self, address: IpAddr) -> bool {
-        self.local.contains(&address) || address.is_ipv4() && address.is_loopback()
+        is_local(address, &self.local)
     }
 
     /// An address of this host: its contexts may be reached by memory.
@@ -322,30 +325,43 @@ impl Links {
         !self.routes.is_empty()
     }
 
-    /// A place for payloads, for the frame that is written next.
-    pub(crate) fn room(&mut self) -> Choice<'_> {
-        Choice { links: self, chosen: None }
-    }
-
-    /// Sends a frame that was written with [`room`](Links::room): in its place, or by the ring to whom its head names. Returns
-    /// whether it is taken; not if no ring leads there.
+    /// Sends frames of `source` by memory, until `sent` are a burst or no more may be sent now. Ends with the first one that no
+    /// ring leads to, and returns it: it goes another way.
     #[inline]
     pub(crate) fn send(
         &mut self,
-        (slot, now): (&Slot, Nanos),
-        head: &[u8],
-        tail: &[u8],
-        chosen: Option<(usize, usize)>,
-    ) -> bool {
+        slot: &Slot,
+        source: &mut dyn FrameSource,
+        sent: &mut usize,
+    ) -> Option<&[u8]> {
+        let mut tail = [0; TAIL_MAX];
+        while *sent < BURST && self.has_room(slot) {
+            let Links { routes, outgoing, head, .. } = self;
+            let mut room = Choice { routes, outgoing, chosen: None };
+            let written = source.place(&mut head[..], &mut tail, &mut room)?;
+            let chosen = room.chosen;
+            if !self.publish(slot, written.head, &tail[..written.tail], chosen) {
+                return self.head.get(..written.head);
+            }
+            *sent += 1;
+        }
+        None
+    }
+
+    /// Sends the frame that was written, in its place or by the ring to whom its head names. Returns whether it is taken; not if
+    /// no ring leads there.
+    #[inline]
+    fn publish(&mut self, slot: &Slot, head: usize, tail: &[u8], chosen: Option<(usize, usize)>) -> bool {
+        let Some(head) = self.head.get(..head) else { return false };
         let (index, payload) = match chosen {
             Some(chosen) => chosen,
             None => {
                 let Some((destination, qpn)) = destination_of(head) else { return false };
-                match self.route(destination, qpn) {
+                match route(&self.routes, destination, qpn) {
                     _ if qpn == owner::QP1 => return false,
                     Some((_, _, Route::Ring(index))) => (index, 0),
                     Some((at, number, route)) => {
-                        self.ask((slot, now), (at, number), route);
+                        self.ask(slot, (at, number), route);
                         return false;
                     }
                     None => return false,
@@ -353,16 +369,16 @@ impl Links {
             }
         };
         let Some(Some(outgoing)) = self.outgoing.get_mut(index) else { return false };
-        if outgoing.is_stalled {
-            match outgoing.ring.has_room() {
-                Ok(true) => outgoing.is_stalled = false,
-                Ok(false) => {
+        let length = head.len() + payload + tail.len();
+        if outgoing.is_stalled || length > FRAME_MAX {
+            match outgoing.ring.is_half_empty() {
+                Ok(true) if length <= FRAME_MAX => outgoing.is_stalled = false,
+                Ok(_) => {
                     self.counts.tx_dropped += 1;
                     return true;
                 }
                 Err(_) => {
-                    self.counts.corrupt += 1;
-                    self.close(index);
+                    self.close_corrupt_outgoing(slot, index);
                     return true;
                 }
             }
@@ -370,9 +386,10 @@ impl Links {
         outgoing.ring.publish(head, payload, tail);
         outgoing.is_used = true;
         self.counts.tx_frames += 1;
-        self.counts.tx_bytes += (head.len() + payload + tail.len()) as u64;
+        self.counts.tx_bytes += length as u64;
         if !matches!(outgoing.ring.has_room(), Ok(true)) {
-            self.full = Some((index, now));
+            outgoing.regain_patience();
+            self.full = Some((index, Instant::now()));
         }
         true
     }
@@ -384,10 +401,14 @@ impl Links {
             outgoing.is_used = false;
             outgoing.ring.flush();
             if outgoing.ring.wakes() {
-                // A bell whose process is gone rings nobody.
-                let _ = rustix::io::write(&outgoing.bell, &1u64.to_ne_bytes());
+                outgoing.rope.ring();
             }
         }
+    }
+
+    /// What is readable when frames have come while the context [rests](Links::rest).
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
     }
 
     /// The context is going to sleep. Returns whether it may.
@@ -399,157 +420,55 @@ impl Links {
 
     pub(crate) fn rise(&self) {
         self.incoming.iter().for_each(|incoming| incoming.ring.rise());
+        self.bell.clear();
     }
 
-    /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
-    /// wait for the answer: few come out of order so, and none is lost for want of room there.
     #[cold]
-    fn ask(&mut self, (slot, now): (&Slot, Nanos), (at, number): (usize, usize), route: Route) {
-        let to = Neighbour { address: self.routes[at].0, slot: number };
-        let is_time = match route {
-            Route::Unknown => true,
-            Route::None(again) => now >= again,
-            Route::Offered | Route::Ring(_) => false,
-        };
-        if !is_time {
-            return;
-        }
-        // Who has not answered once is not waited for again.
-        let is_offered = match self.offer(slot, to, now, route == Route::Unknown) {
-            Ok(is_offered) => is_offered,
-            Err(error) => {
-                debug!("no shared memory with slot {} of {}: {error}", to.slot, to.address);
-                false
-            }
-        };
-        self.routes[at].1[number] = if is_offered { Route::Offered } else { Route::None(now + AGAIN) };
+    fn close_corrupt_outgoing(&mut self, slot: &Slot, index: usize) {
+        self.counts.corrupt += 1;
+        self.close(slot, index);
     }
 
-    /// Returns whether there is anybody.
-    fn offer(&mut self, slot: &Slot, to: Neighbour, now: Nanos, waits: bool) -> io::Result<bool> {
-        let name = (self.name_of.0)(to.address);
-        let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
-        let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
-        let with = [ring.file(), slot.mailbox()];
-        self.numbers += 1;
-        let number = self.numbers;
-        slots::say(&connection, slots::OFFER, &self.own.to_bytes(number), &with)?;
-        self.offers.push(Offer { to, ring, until: now + ANSWER, waits, number });
-        Ok(true)
-    }
-
-    /// Takes mail that is about rings. `bell` is what wakes this context.
-    pub(crate) fn take_mail(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
-        match mail.kind {
-            slots::OFFER => self.on_offer(slot, bell, mail),
-            ACCEPT => self.on_accept(slot, mail),
-            slots::GONE => {
-                if let Some(number) = mail.bytes.first_chunk() {
-                    self.on_gone(u64::from_ne_bytes(*number));
-                }
-            }
-            kind => debug!("mail of kind {kind:#x}"),
-        }
-    }
-
-    fn on_offer(&mut self, slot: &Slot, bell: BorrowedFd<'_>, mail: Mail) {
-        let Some((from, number)) = Neighbour::from_bytes(&mail.bytes) else { return };
-        if !self.is_local(from.address) || self.incoming.len() >= RINGS_MAX {
-            return warn!("slot {} of {} offers a ring, and is no neighbour", from.slot, from.address);
-        }
-        let Ok([memory, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
-        let ring = match FrameConsumer::open(memory) {
-            Ok(ring) => ring,
-            Err(error) => {
-                self.counts.corrupt += 1;
-                return warn!("slot {} of {} offers what is no ring: {error}", from.slot, from.address);
-            }
-        };
-        let answered = slots::say(&mailbox, ACCEPT, &self.own.to_bytes(number), &[bell, slot.mailbox()]);
-        if let Err(error) = answered {
-            return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
-        }
-        // A new process in an old one's place.
-        self.incoming.retain(|incoming| incoming.from != from);
-        let watch = self.watch(slot, mailbox);
-        self.incoming.push(Incoming { from, ring, watch, is_fresh: true, is_over: false });
-        self.has_fresh = true;
-        // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
-        self.add_address(from.address);
-    }
-
-    fn on_accept(&mut self, slot: &Slot, mail: Mail) {
-        let Some((from, number)) = Neighbour::from_bytes(&mail.bytes) else { return };
-        let Ok([bell, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
-        let is_it = |offer: &Offer| offer.to == from && offer.number == number;
-        let Some(at) = self.offers.iter().position(is_it) else { return };
-        let Offer { to, ring, .. } = self.offers.remove(at);
-        let watch = self.watch(slot, mailbox);
-        let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
-        let new = Outgoing { to, ring, bell, watch, is_used: false, is_stalled: false };
-        if index == self.outgoing.len() {
-            self.outgoing.push(None);
-        }
-        self.outgoing[index] = Some(new);
-        set_route(&mut self.routes, to, Route::Ring(index));
-        info!("slot {} of {} is reached by shared memory", to.slot, to.address);
-    }
-
-    fn watch(&mut self, slot: &Slot, mailbox: OwnedFd) -> u64 {
-        self.watches += 1;
-        let number = (slot.number() as u64) << 48 | self.watches;
-        slot.watch(number, mailbox);
-        number
-    }
-
-    fn on_gone(&mut self, watch: u64) {
-        let is_it = |outgoing: &Option<Outgoing>| outgoing.as_ref().is_some_and(|out| out.watch == watch);
-        if let Some(index) = self.outgoing.iter().position(is_it) {
-            self.close(index);
-        }
-        for incoming in self.incoming.iter_mut().filter(|incoming| incoming.watch == watch) {
-            incoming.is_over = true;
-        }
-        self.has_over = true;
-    }
-
-    fn close(&mut self, index: usize) {
-        if let Some(closed) = self.outgoing[index].take() {
-            set_route(&mut self.routes, closed.to, Route::Unknown);
-            info!(
-                "slot {} of {} is not reached by shared memory any more",
-                closed.to.slot, closed.to.address
-            );
-        }
+    /// The ring is full no more, for there is none.
+    pub(super) fn forget_full(&mut self, index: usize) {
         self.full = self.full.filter(|(full, _)| *full != index);
     }
 }
 
 /// Where the payload of one frame goes.
-pub(crate) struct Choice<'a> {
-    links: &'a mut Links,
+struct Choice<'a> {
+    routes: &'a [(IpAddr, [Route; SLOTS])],
+    outgoing: &'a mut [Option<Outgoing>],
     /// The ring, and how long the payload is.
-    pub(crate) chosen: Option<(usize, usize)>,
+    chosen: Option<(usize, usize)>,
 }
 
 impl Room for Choice<'_> {
     #[inline]
-    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<SpanMut<'_>> {
-        let (_, _, Route::Ring(index)) = self.links.route(destination, qpn)? else { return None };
-        let outgoing = self.links.outgoing.get_mut(index)?.as_mut()?;
+    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>> {
+        let (_, _, Route::Ring(index)) = route(self.routes, destination, qpn)? else { return None };
+        let outgoing = self.outgoing.get_mut(index)?.as_mut()?;
         if outgoing.is_stalled {
             return None;
         }
+        let icrc = outgoing.icrc;
         let to = outgoing.ring.place(payload)?;
         self.chosen = Some((index, payload));
-        Some(to)
+        Some(Placed { to, icrc })
     }
 }
 
-fn set_route(routes: &mut [(IpAddr, [Route; SLOTS])], to: Neighbour, route: Route) {
-    if let Some((_, slots)) = routes.iter_mut().find(|(address, _)| *address == to.address) {
-        slots[to.slot] = route;
-    }
+/// The ring by which frames to a queue pair go, if there is one: where its address and its slot are among the routes.
+#[inline]
+fn route(routes: &[(IpAddr, [Route; SLOTS])], destination: &[u8], qpn: u32) -> Option<(usize, usize, Route)> {
+    let address = address_of(destination)?;
+    let index = routes.iter().position(|(known, _)| *known == address)?;
+    let slot = owner::slot_of(qpn);
+    Some((index, slot, routes[index].1[slot]))
+}
+
+fn is_local(address: IpAddr, local: &[IpAddr]) -> bool {
+    local.contains(&address) || address.is_ipv4() && address.is_loopback()
 }
 
 fn address_of(bytes: &[u8]) -> Option<IpAddr> {
@@ -559,31 +478,36 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// The destination in the head of an IP packet, and its queue pair.
-fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
-    let (address, bth) = match head.first()? >> 4 {
-        4 => (head.get(16..20)?, 28),
-        _ => (head.get(24..40)?, 48),
-    };
-    Some((address, owner::qpn_of(head.get(bth..)?)?))
+/// Source and destination in an IP packet, side by side, and what is behind them.
+#[inline]
+fn ends_of(packet: &[u8]) -> Option<(&[u8], &[u8])> {
+    match packet.first()? >> 4 {
+        4 => packet.get(12..)?.split_at_checked(8),
+        _ => packet.get(8..)?.split_at_checked(32),
+    }
 }
 
-impl Neighbour {
-    const BYTES: usize = 25;
+/// The destination in the head of an IP packet, and its queue pair.
+#[inline]
+fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
+    const UDP: usize = 8;
+    let (ends, behind) = ends_of(head)?;
+    Some((&ends[ends.len() / 2..], owner::qpn_of(behind.get(UDP..)?)?))
+}
 
-    /// Who makes an offer or answers it, and the offer's number.
-    fn to_bytes(self, number: u64) -> [u8; Neighbour::BYTES] {
-        let mut bytes = [0; Neighbour::BYTES];
-        bytes[..16].copy_from_slice(&octets(self.address));
-        bytes[16] = self.slot as u8;
-        bytes[17..].copy_from_slice(&number.to_ne_bytes());
-        bytes
+/// Whether a packet is from this host and to `own`: a process must not speak for another host. `last` has the ends of the
+/// last packet that was.
+#[inline]
+fn is_between(packet: &[u8], last: &mut [u8; 32], own: IpAddr, local: &[IpAddr]) -> bool {
+    let Some((ends, _)) = ends_of(packet) else { return false };
+    if last[..ends.len()] == *ends {
+        return true;
     }
-
-    fn from_bytes(bytes: &[u8]) -> Option<(Neighbour, u64)> {
-        let bytes: &[u8; Neighbour::BYTES] = bytes.try_into().ok()?;
-        let address: [u8; 16] = *bytes.first_chunk()?;
-        let (slot, number) = (usize::from(bytes[16]), u64::from_ne_bytes(*bytes.last_chunk()?));
-        (slot < SLOTS).then_some((Neighbour { address: IpAddr::from(address).to_canonical(), slot }, number))
+    let (source, destination) = ends.split_at(ends.len() / 2);
+    let is_right = address_of(destination) == Some(own)
+        && address_of(source).is_some_and(|source| is_local(source, local));
+    if is_right {
+        last[..ends.len()].copy_from_slice(ends);
     }
+    is_right
 }

@@ -149,6 +149,12 @@ impl FrameProducer {
     pub(super) fn next_word(&self) -> usize {
         self.memory.place(self.next)
     }
+
+    /// What the other end can write.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> &SealedMemory {
+        &self.memory.memory
+    }
 }
 
 #[cfg(any(test, fuzzing))]
@@ -180,14 +186,31 @@ impl FrameProducer {
         const NEEDED: u64 = (ENTRY_MAX + LINE + ENTRY_MAX + LINE) as u64;
         let size = self.memory.size as u64;
         if size - (self.next - self.consumed) < NEEDED {
-            let consumed = self.memory.memory.word(CONSUMED).load(Ordering::Acquire);
-            // Ahead of what was sent, or behind what was consumed before.
-            if consumed > self.next || consumed < self.consumed {
-                return Err(Corrupt);
-            }
-            self.consumed = consumed;
+            self.look()?;
         }
         Ok(size - (self.next - self.consumed) >= NEEDED)
+    }
+
+    /// Whether the consumer is through with half of what the ring holds.
+    pub(super) fn is_half_empty(&mut self) -> Result<bool, Corrupt> {
+        self.look()?;
+        Ok(self.next - self.consumed <= self.memory.size as u64 / 2)
+    }
+
+    /// Bytes that the consumer was known to be through with.
+    pub(super) fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Looks how far the consumer is.
+    fn look(&mut self) -> Result<(), Corrupt> {
+        let consumed = self.memory.memory.word(CONSUMED).load(Ordering::Acquire);
+        // Ahead of what was sent, or behind what was consumed before.
+        if consumed > self.next || consumed < self.consumed {
+            return Err(Corrupt);
+        }
+        self.consumed = consumed;
+        Ok(())
     }
 
     /// Begins an entry where a frame fits, however long; there is [room](FrameProducer::has_room).

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::Error;
 use crate::netlink::{Interface, Netlink};
+use crate::{Error, SharedMemory};
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub struct UdpConfig {
     pub sharing: bool,
     /// Whether processes of this user on addresses of this host are reached by shared memory ([`shm`](crate::shm)) in place of
     /// the kernel's UDP, where both ends want it. It needs `sharing`.
-    pub shared_memory: bool,
+    pub shared_memory: SharedMemory,
     /// Polls the device from the socket's calls for up to this time instead of waiting for its
     /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
     pub busy_poll: Option<Duration>,
@@ -37,7 +37,7 @@ impl UdpConfig {
             segmentation: true,
             aggregation: true,
             sharing: true,
-            shared_memory: true,
+            shared_memory: SharedMemory::On,
             busy_poll: None,
         }
     }
@@ -58,7 +58,7 @@ impl UdpConfig {
     }
 
     /// Processes of this host are reached by shared memory; on by default.
-    pub fn shared_memory(self, shared_memory: bool) -> Self {
+    pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         UdpConfig { shared_memory, ..self }
     }
 

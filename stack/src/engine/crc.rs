@@ -1,6 +1,6 @@
 use std::cell::Cell;
 
-use ferroce_driver::{Crc32, Span, SpanMut};
+use ferroce_driver::{Crc32, Placed, Span, SpanMut};
 use ferroce_wire::icrc::{self, MASK_LEN};
 use ferroce_wire::{FrameBuilder, Piece};
 
@@ -60,16 +60,16 @@ pub(crate) fn fill_placed(
     crc: Crc,
     frame: FrameBuilder<'_>,
     payload: Span<'_>,
-    to: SpanMut<'_>,
+    Placed { to, icrc }: Placed<'_>,
 ) -> (usize, usize) {
     let to = Cell::new(to);
-    frame.fill(PlacingCrc { crc, to: &to }, std::iter::once(payload))
+    frame.fill(PlacingCrc { crc: icrc.then_some(crc), to: &to }, std::iter::once(payload))
 }
 
-/// [`Crc`] for a payload that is copied elsewhere than to its frame.
+/// [`Crc`] for a payload that is copied elsewhere than to its frame; or none, and only the copying.
 #[derive(Clone, Copy)]
 struct PlacingCrc<'a> {
-    crc: Crc,
+    crc: Option<Crc>,
     /// Where the next piece goes.
     to: &'a Cell<SpanMut<'a>>,
 }
@@ -77,17 +77,23 @@ struct PlacingCrc<'a> {
 impl icrc::Crc32 for PlacingCrc<'_> {
     #[inline]
     fn update(self, register: u32, data: &[u8]) -> u32 {
-        self.crc.update(register, data)
+        self.crc.map_or(0, |crc| crc.update(register, data))
     }
 
     #[inline]
     fn update_masked(self, register: u32, mask: &[u8; MASK_LEN], data: &[u8]) -> u32 {
-        self.crc.update_masked(register, mask, data)
+        self.crc.map_or(0, |crc| crc.update_masked(register, mask, data))
     }
 
     #[inline]
     fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32 {
-        icrc::Crc32::copy(self.crc, register, from, to)
+        match self.crc {
+            Some(crc) => icrc::Crc32::copy(crc, register, from, to),
+            None => {
+                to.copy_from_slice(from);
+                0
+            }
+        }
     }
 }
 
@@ -107,11 +113,24 @@ impl Piece<PlacingCrc<'_>> for Span<'_> {
     fn update(self, crc: PlacingCrc<'_>, register: u32) -> u32 {
         let (now, later) = crc.to.get().split_at(Span::len(self));
         crc.to.set(later);
-        crc.crc.0.copy_to(register, self, now)
+        match crc.crc {
+            Some(Crc(crc)) => crc.copy_to(register, self, now),
+            None => {
+                now.copy_from(self);
+                0
+            }
+        }
     }
 
+    /// What is asked for of one that is not.
     #[inline]
     fn copy(self, crc: PlacingCrc<'_>, register: u32, to: &mut [u8]) -> u32 {
-        crc.crc.0.copy(register, self, to)
+        match crc.crc {
+            Some(Crc(crc)) => crc.copy(register, self, to),
+            None => {
+                Span::copy_to(self, to);
+                0
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Where one frame is written.
 
-use ferroce_driver::{Gathered, Room, SpanMut, TAIL_MAX};
+use ferroce_driver::{Gathered, Placed, Room, TAIL_MAX};
 use ferroce_wire::{Bth, FrameBuilder, Opcode, PathHeader, Qpn};
 
 use crate::engine::mr::Granted;
@@ -59,12 +59,12 @@ impl<'a> FrameSlot<'a> {
 
     /// Where the payload of a frame on this path goes, if the driver says.
     #[inline(always)]
-    pub(crate) fn place(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<SpanMut<'a>> {
+    pub(crate) fn place(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<Placed<'a>> {
         if len < APART_MIN as usize { None } else { self.place_long(path, qpn, len) }
     }
 
     #[inline]
-    fn place_long(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<SpanMut<'a>> {
+    fn place_long(&mut self, path: &PathHeader, qpn: Qpn, len: usize) -> Option<Placed<'a>> {
         let room = self.room.take()?;
         let placed = room.place(path.destination(), qpn.value(), len)?;
         self.placed = len;

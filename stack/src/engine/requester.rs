@@ -560,7 +560,7 @@ impl QueuePair {
         }
         let written = match (piece, placed) {
             (Some(piece), None) => frame.fill(shared.crc, std::iter::once(piece)),
-            (Some(piece), Some(to)) => fill_placed(shared.crc, frame, piece, to),
+            (Some(piece), Some(placed)) => fill_placed(shared.crc, frame, piece, placed),
             (None, _) => self.fill_in_parts(shared, frame, (number, offset, payload))?,
         };
         shared.count(Counter::SentPkts);

@@ -183,13 +183,17 @@ impl Engine {
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
     #[inline]
-    fn receive(&mut self, frame: &[u8]) {
+    fn receive(&mut self, frame: &[u8], has_icrc: bool) {
         let is_ip = self.port.socket.is_some();
         let packet = match if is_ip { Packet::decode_ip(frame) } else { Packet::decode(frame) } {
             Ok(packet) => packet,
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
-        let checked = if is_ip { self.check_guessed(&packet) } else { packet.check(self.shared.crc) };
+        let checked = match (has_icrc, is_ip) {
+            (false, _) => packet.check_version(),
+            (true, true) => self.check_guessed(&packet),
+            (true, false) => packet.check(self.shared.crc),
+        };
         if let Err(error) = checked {
             return self.shared.count(Counter::of(&error));
         }
@@ -455,7 +459,7 @@ impl FrameSink for Engine {
     }
 
     fn take(&mut self, frame: RxFrame<'_>) {
-        self.receive(frame.bytes());
+        self.receive(frame.bytes(), frame.has_icrc());
     }
 }
 

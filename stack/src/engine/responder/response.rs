@@ -198,7 +198,7 @@ impl QueuePair {
         };
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let placed = slot.place(&connection.header, connection.dest_qpn, payload.len());
-        let frame = match placed {
+        let frame = match &placed {
             Some(_) => slot.start_placed(&connection.header, bth, payload.len()),
             None => slot.start_apart(&connection.header, bth, payload.len(), apart),
         };
@@ -210,7 +210,7 @@ impl QueuePair {
             frame.put(&AtomicAckEth::new(original));
         }
         let written = match placed {
-            Some(to) => fill_placed(*crc, frame, payload, to),
+            Some(placed) => fill_placed(*crc, frame, payload, placed),
             None => frame.fill(*crc, std::iter::once(payload)),
         };
         outcome.advance();

@@ -1,0 +1,262 @@
+//! How two contexts come to a ring, and how it ends.
+//!
+//! A context that has a frame for another one makes a ring, of which it is the producer, and offers it at the name of the
+//! other's slot, with its own mailbox beside it. The other answers with its bell and its mailbox, and looks into the ring from
+//! then on. Either end is told when the other one's mailbox is closed, and lets go of the ring. So each direction is made by
+//! who needs it, and a process that is killed leaves nothing.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::net::SocketType;
+use tracing::{debug, info, warn};
+
+use super::bell::{Rope, is_unix_socket};
+use super::links::{Incoming, Links, Neighbour, Outgoing, Route, SIZE};
+use super::ring::{FrameConsumer, FrameProducer};
+use crate::next_hop::octets;
+use crate::slots::{self, Mail, SLOTS, Slot};
+
+/// Mail that answers an offer.
+const ACCEPT: u8 = b'K';
+/// Mail that says that a ring is not read any more.
+const CLOSED: u8 = b'X';
+/// How long frames wait for the answer to an offer, which the other's program gives when it polls.
+const ANSWER: Duration = Duration::from_millis(20);
+/// How long an offer may be answered after that.
+const ANSWERABLE: Duration = Duration::from_secs(1);
+/// How soon a process that has not answered is asked again.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Rings that others have made for one context.
+const RINGS_MAX: usize = 1024;
+
+#[derive(Debug)]
+pub(super) struct Offer {
+    to: Neighbour,
+    ring: FrameProducer,
+    /// Until then other frames wait for the answer, if they do at all.
+    until: Instant,
+    waits: bool,
+    /// The answer repeats it: one that comes late is to another offer.
+    number: u64,
+}
+
+/// What is said of a ring: by whom, the number of its offer, and whether frames in it are to have an ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word {
+    from: Neighbour,
+    number: u64,
+    icrc: bool,
+}
+
+impl Word {
+    const BYTES: usize = 26;
+
+    fn to_bytes(self) -> [u8; Word::BYTES] {
+        let mut bytes = [0; Word::BYTES];
+        bytes[..16].copy_from_slice(&octets(self.from.address));
+        bytes[16] = self.from.slot as u8;
+        bytes[17] = self.icrc.into();
+        bytes[18..].copy_from_slice(&self.number.to_ne_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Word> {
+        let bytes: &[u8; Word::BYTES] = bytes.try_into().ok()?;
+        let address: [u8; 16] = *bytes.first_chunk()?;
+        let (slot, number) = (usize::from(bytes[16]), u64::from_ne_bytes(*bytes.last_chunk()?));
+        let from = Neighbour { address: IpAddr::from(address).to_canonical(), slot };
+        // Whoever can't say so has one.
+        (slot < SLOTS).then_some(Word { from, number, icrc: bytes[17] != 0 })
+    }
+}
+
+impl Links {
+    /// Whether an answer is waited for. Time goes on: offers that nobody answers are waited for no longer, and taken back in
+    /// the end.
+    pub(super) fn is_waiting(&mut self) -> bool {
+        let Links { offers, routes, .. } = self;
+        let now = Instant::now();
+        offers.retain_mut(|offer| {
+            offer.waits &= now < offer.until;
+            let is_answerable = now < offer.until + ANSWERABLE;
+            if !is_answerable {
+                set_route(routes, offer.to, Route::None(now + AGAIN));
+            }
+            is_answerable
+        });
+        self.offers.iter().any(|offer| offer.waits)
+    }
+
+    pub(super) fn longest_wait_for_answers(&self) -> Duration {
+        if self.offers.iter().any(|offer| offer.waits) { ANSWER } else { Duration::MAX }
+    }
+
+    fn word(&self, number: u64) -> [u8; Word::BYTES] {
+        Word { from: self.own, number, icrc: self.icrc }.to_bytes()
+    }
+
+    /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
+    /// wait for the answer: few come out of order so, and none is lost for want of room there.
+    #[cold]
+    pub(super) fn ask(&mut self, slot: &Slot, (at, number): (usize, usize), route: Route) {
+        let to = Neighbour { address: self.routes[at].0, slot: number };
+        let is_time = match route {
+            Route::Unknown => true,
+            Route::None(again) => Instant::now() >= again,
+            Route::Offered | Route::Ring(_) => false,
+        };
+        if !is_time {
+            return;
+        }
+        // Who has not answered once is not waited for again.
+        let is_offered = match self.offer(slot, to, route == Route::Unknown) {
+            Ok(is_offered) => is_offered,
+            Err(error) => {
+                debug!("no shared memory with slot {} of {}: {error}", to.slot, to.address);
+                false
+            }
+        };
+        self.routes[at].1[number] =
+            if is_offered { Route::Offered } else { Route::None(Instant::now() + AGAIN) };
+    }
+
+    /// Returns whether there is anybody.
+    fn offer(&mut self, slot: &Slot, to: Neighbour, waits: bool) -> io::Result<bool> {
+        let name = (self.name_of.0)(to.address);
+        let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
+        let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let with = [ring.file(), slot.mailbox()];
+        self.numbers += 1;
+        let number = self.numbers;
+        slots::say(&connection, slots::OFFER, &self.word(number), &with)?;
+        self.offers.push(Offer { to, ring, until: Instant::now() + ANSWER, waits, number });
+        Ok(true)
+    }
+
+    /// Takes mail that is about rings.
+    pub(crate) fn take_mail(&mut self, slot: &Slot, mail: Mail) {
+        match mail.kind {
+            slots::OFFER => self.on_offer(slot, mail),
+            ACCEPT => self.on_accept(slot, mail),
+            CLOSED => self.on_closed(slot, &mail),
+            slots::GONE => {
+                if let Some(number) = mail.bytes.first_chunk() {
+                    self.on_gone(slot, u64::from_ne_bytes(*number));
+                }
+            }
+            kind => debug!("mail of kind {kind:#x}"),
+        }
+    }
+
+    fn on_offer(&mut self, slot: &Slot, mail: Mail) {
+        let Some(Word { from, number, icrc }) = Word::from_bytes(&mail.bytes) else { return };
+        if !self.is_local(from.address) || self.incoming.len() >= RINGS_MAX {
+            return warn!("slot {} of {} offers a ring, and is no neighbour", from.slot, from.address);
+        }
+        let Ok([memory, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
+        if !is_unix_socket(&mailbox, SocketType::SEQPACKET) {
+            return warn!("slot {} of {} gives what is no mailbox", from.slot, from.address);
+        }
+        let ring = match FrameConsumer::open(memory) {
+            Ok(ring) => ring,
+            Err(error) => {
+                self.counts.corrupt += 1;
+                return warn!("slot {} of {} offers what is no ring: {error}", from.slot, from.address);
+            }
+        };
+        let with = [self.bell.rope(), slot.mailbox()];
+        if let Err(error) = slots::say(&mailbox, ACCEPT, &self.word(number), &with) {
+            return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
+        }
+        // A new process in an old one's place, or a new ring of the same one.
+        for old in self.incoming.extract_if(.., |incoming| incoming.from == from) {
+            slot.unwatch(old.watch);
+        }
+        let watch = self.watch(slot, mailbox);
+        self.incoming.push(Incoming::new(from, ring, (watch, number), icrc || self.icrc));
+        self.has_fresh = true;
+        // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
+        self.add_address(from.address);
+    }
+
+    fn on_accept(&mut self, slot: &Slot, mail: Mail) {
+        let Some(Word { from, number, icrc }) = Word::from_bytes(&mail.bytes) else { return };
+        let Ok([rope, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
+        let is_it = |offer: &Offer| offer.to == from && offer.number == number;
+        let Some(at) = self.offers.iter().position(is_it) else { return };
+        let Offer { to, ring, .. } = self.offers.remove(at);
+        let rope = Rope::new(rope).filter(|_| is_unix_socket(&mailbox, SocketType::SEQPACKET));
+        let Some(rope) = rope else {
+            set_route(&mut self.routes, to, Route::None(Instant::now() + AGAIN));
+            return warn!("slot {} of {} gives what is no bell or no mailbox", to.slot, to.address);
+        };
+        let watch = self.watch(slot, mailbox);
+        let icrc = icrc || self.icrc;
+        let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
+        if index == self.outgoing.len() {
+            self.outgoing.push(None);
+        }
+        self.outgoing[index] = Some(Outgoing::new(to, ring, rope, (watch, number), icrc));
+        set_route(&mut self.routes, to, Route::Ring(index));
+        let without = if icrc { "" } else { ", without ICRC" };
+        info!("slot {} of {} is reached by shared memory{without}", to.slot, to.address);
+    }
+
+    /// The consumer has found in a ring of this context what can't be.
+    fn on_closed(&mut self, slot: &Slot, mail: &Mail) {
+        let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
+        let is_it = |outgoing: &Outgoing| outgoing.to == from && outgoing.number == number;
+        if let Some(index) = self.outgoing.iter().position(|outgoing| outgoing.as_ref().is_some_and(is_it)) {
+            warn!("slot {} of {} has found in shared memory what can't be", from.slot, from.address);
+            self.counts.corrupt += 1;
+            self.close(slot, index);
+            set_route(&mut self.routes, from, Route::None(Instant::now() + AGAIN));
+        }
+    }
+
+    /// Tells the producer of a ring that it is not read any more.
+    pub(super) fn say_closed(&self, slot: &Slot, incoming: &Incoming) {
+        if let Some(mailbox) = slot.unwatch(incoming.watch) {
+            // Whoever does not hear it finds its ring full.
+            let _ = slots::say(&*mailbox, CLOSED, &self.word(incoming.number), &[]);
+        }
+    }
+
+    fn watch(&mut self, slot: &Slot, mailbox: OwnedFd) -> u64 {
+        self.watches += 1;
+        let number = (slot.number() as u64) << 48 | self.watches;
+        slot.watch(number, mailbox);
+        number
+    }
+
+    fn on_gone(&mut self, slot: &Slot, watch: u64) {
+        let is_it = |outgoing: &Option<Outgoing>| outgoing.as_ref().is_some_and(|out| out.watch == watch);
+        if let Some(index) = self.outgoing.iter().position(is_it) {
+            self.close(slot, index);
+        }
+        for incoming in self.incoming.iter_mut().filter(|incoming| incoming.watch == watch) {
+            incoming.is_over = true;
+        }
+        self.has_over = true;
+    }
+
+    /// Lets go of a ring of this context.
+    pub(super) fn close(&mut self, slot: &Slot, index: usize) {
+        if let Some(closed) = self.outgoing[index].take() {
+            slot.unwatch(closed.watch);
+            let Neighbour { address, slot: number } = closed.to;
+            set_route(&mut self.routes, closed.to, Route::Unknown);
+            info!("slot {number} of {address} is not reached by shared memory any more");
+        }
+        self.forget_full(index);
+    }
+}
+
+fn set_route(routes: &mut [(IpAddr, [Route; SLOTS])], to: Neighbour, route: Route) {
+    if let Some((_, slots)) = routes.iter_mut().find(|(address, _)| *address == to.address) {
+        slots[to.slot] = route;
+    }
+}
