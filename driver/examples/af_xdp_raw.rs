@@ -98,7 +98,7 @@ struct Options {
 }
 
 fn open(interface: &str, words: &[&str]) -> Outcome<(AfXdp, Options)> {
-    let mut config = AfXdpConfig::new(interface);
+    let mut config = AfXdpConfig::new(interface).sharing(false);
     let mut options = Options::default();
     for word in words {
         match word.split_once('=') {

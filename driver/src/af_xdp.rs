@@ -52,6 +52,7 @@
 mod assembly;
 mod attachment;
 mod bpf;
+mod config;
 mod filter;
 mod frames;
 mod layout;
@@ -59,12 +60,13 @@ mod queue;
 mod reservation;
 mod returns;
 mod rx_chunks;
+mod sharing;
 mod socket;
 
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -74,77 +76,20 @@ use xsk_rs::umem::frame::FrameDesc;
 use crate::icmp::IcmpListener;
 use crate::membership::Membership;
 use crate::netlink::{Interface, Netlink, XdpMode};
+use crate::slots::owner;
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
 };
 use attachment::Attachment;
+pub use config::AfXdpConfig;
+use filter::{ALL, EVEN};
 use frames::{Frames, Pages, TxSlots};
 use layout::{FRAME_OVERHEAD, Layout, check};
 use queue::Queue;
-use reservation::reserve;
+use reservation::{reserve, warn_of_rxe};
+use sharing::{HERE, Sharing};
 use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
-
-/// What to open.
-#[derive(Clone, Debug)]
-#[must_use]
-#[non_exhaustive]
-pub struct AfXdpConfig {
-    /// The interface's name.
-    pub interface: String,
-    /// The receive and transmit queue of the interface; all of them if `None`.
-    pub queue: Option<u32>,
-    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
-    /// 65536. Few of them lose frames when the receiver is kept from its core. Several queues divide
-    /// them, but each has 2048 at least (or all, if they are fewer), up to eight queues, and a share of 16384 beyond.
-    pub rx_frames: u32,
-    /// Frames that may be under way to the wire at once, 1 to 1024.
-    pub tx_frames: u32,
-    /// Whether RoCE v1 (EtherType 0x8915) is received as well.
-    pub roce_v1: bool,
-    /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts.
-    /// Helps where the device's interrupts come to the poll loop's own core; does nothing on veth.
-    pub busy_poll: Option<Duration>,
-}
-
-impl AfXdpConfig {
-    /// All queues of the interface, with sizes that lose nothing between two busy cores.
-    pub fn new(interface: impl Into<String>) -> AfXdpConfig {
-        AfXdpConfig {
-            interface: interface.into(),
-            queue: None,
-            rx_frames: 8192,
-            tx_frames: 1024,
-            roce_v1: false,
-            busy_poll: None,
-        }
-    }
-
-    /// One queue of the interface; all of them by default.
-    pub fn queue(self, queue: impl Into<Option<u32>>) -> Self {
-        AfXdpConfig { queue: queue.into(), ..self }
-    }
-
-    /// Buffers for received frames: a power of two, 64 to 65536; 8192 by default.
-    pub fn rx_frames(self, rx_frames: u32) -> Self {
-        AfXdpConfig { rx_frames, ..self }
-    }
-
-    /// Frames under way to the wire at once, 1 to 1024; 1024 by default.
-    pub fn tx_frames(self, tx_frames: u32) -> Self {
-        AfXdpConfig { tx_frames, ..self }
-    }
-
-    /// RoCE v1 is received as well; off by default.
-    pub fn roce_v1(self, roce_v1: bool) -> Self {
-        AfXdpConfig { roce_v1, ..self }
-    }
-
-    /// Polls the device for up to this time; off by default.
-    pub fn busy_poll(self, busy_poll: impl Into<Option<Duration>>) -> Self {
-        AfXdpConfig { busy_poll: busy_poll.into(), ..self }
-    }
-}
 
 /// AF_XDP sockets on the queues of an interface.
 #[derive(Debug)]
@@ -159,6 +104,8 @@ pub struct AfXdp {
     // Goes first on drop, so that frames which come later go to the kernel.
     attachment: Attachment,
     _reservation: Vec<OwnedFd>,
+    /// Of a port on all queues, unless rdma_rxe has the port of all addresses.
+    sharing: Option<Box<Sharing>>,
     queues: Box<[Queue]>,
     /// The queue that the next burst begins at.
     turn: usize,
@@ -189,7 +136,13 @@ impl AfXdp {
         check(config, &interface)?;
         let layout = Layout::new(config, &interface)?;
         raise_memlock_limit();
-        let reservation = reserve(&interface)?;
+        warn_of_rxe(&interface);
+        // A port on one queue has its addresses with those on the others, and they share nothing else.
+        let (reservation, sharing) = if config.sharing && config.queue.is_none() {
+            (Vec::new(), Sharing::join(&interface, config.shared_memory)?)
+        } else {
+            (reserve(&interface)?, None)
+        };
         let attachment = Attachment::new(&netlink, &interface, config.roce_v1)?;
         let (frames, chunks) = register(&layout, &interface)?;
         let (tx_chunks, rx_chunks) = chunks.split_at(layout.tx_chunks as usize);
@@ -242,6 +195,8 @@ impl AfXdp {
                 addresses: interface.gid_order(),
                 mtu: interface.mtu.min((layout.max_frame - FRAME_OVERHEAD) as u32),
                 max_frame: layout.max_frame,
+                qpns: if sharing.is_some() { owner::qpns(sharing::SLOT) } else { (0, 1) },
+                comm_ids: if sharing.is_some() { owner::comm_ids(sharing::SLOT) } else { (0, 1) },
             },
             netlink,
             interface: interface.index,
@@ -249,6 +204,7 @@ impl AfXdp {
             now: Nanos::ZERO,
             attachment,
             _reservation: reservation,
+            sharing,
             queues: queues.into(),
             turn: 0,
             sending: layout.queues.len().min(interface.tx_queues.max(1) as usize),
@@ -259,6 +215,7 @@ impl AfXdp {
             membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
         };
+        port.sharing.iter().for_each(|sharing| sharing.wake(&port.doorbell.waker()));
         interface.gid_order().into_iter().try_for_each(|address| port.admit(address))?;
         Ok(port)
     }
@@ -270,47 +227,14 @@ impl AfXdp {
 
     /// Has the XDP program take packets to an address or a group.
     fn let_in(&self, to: IpAddr) -> io::Result<()> {
-        self.queues.iter().try_for_each(|queue| self.attachment.admit(to, queue.number))
+        let is_shared = self.sharing.as_ref().is_some_and(|sharing| sharing.has(to));
+        let which = if is_shared { EVEN } else { ALL };
+        self.queues.iter().try_for_each(|queue| self.attachment.admit(to, queue.number, which))
     }
 
-    /// How long a wait that begins now may be at most; not at all if frames have arrived.
-    fn before_wait(&mut self) -> Result<Duration, Error> {
-        let mut longest = LONGEST_SILENCE;
-        for queue in &mut self.queues {
-            queue.send().map_err(|source| gone(&self.capabilities, source))?;
-            if queue.has_arrivals() {
-                return Ok(Duration::ZERO);
-            }
-            // What the kernel did not take has to be offered again; nothing tells when.
-            if queue.has_unsent() {
-                longest = TX_RETRY;
-            }
-        }
-        Ok(longest)
-    }
-
-    /// A socket whose interface was removed becomes silent, with the reason set aside.
-    fn check_alive(&self) -> Result<(), Error> {
-        for queue in &self.queues {
-            let code = socket_error(queue.socket().as_raw_fd());
-            let code = code.map_err(|source| gone(&self.capabilities, source))?;
-            if code != 0 {
-                return Err(gone(&self.capabilities, io::Error::from_raw_os_error(code)));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl PacketDriver for AfXdp {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        self.now = now;
-        let AfXdp { capabilities, queues, frames, burst, doorbell, stats, .. } = self;
-        doorbell.polled(queues.iter().map(Queue::socket));
+    /// Hands a burst of what has come by the interface to `sink`. Returns how many frames.
+    fn receive(&mut self, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let AfXdp { capabilities, queues, frames, burst, stats, .. } = self;
         let before = stats.rx_frames;
         let (mut taken, first) = (0, self.turn);
         for at in (first..queues.len()).chain(0..first) {
@@ -326,11 +250,8 @@ impl PacketDriver for AfXdp {
         Ok((stats.rx_frames - before) as usize)
     }
 
-    fn keeps(&self) -> usize {
-        self.queues.iter().map(Queue::keeps).sum()
-    }
-
-    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+    /// Sends frames by the interface. Returns how many.
+    fn send(&mut self, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let AfXdp { capabilities, queues, sending, frames, slots, burst, stats, .. } = self;
         let max_frame = capabilities.max_frame;
         let before = stats.tx_frames;
@@ -359,13 +280,77 @@ impl PacketDriver for AfXdp {
         }
     }
 
+    /// How long a wait that begins now may be at most; not at all if frames have arrived.
+    fn before_wait(&mut self) -> Result<Duration, Error> {
+        let mut longest =
+            self.sharing.iter().fold(LONGEST_SILENCE, |longest, sharing| longest.min(sharing.before_wait()));
+        for queue in &mut self.queues {
+            queue.send().map_err(|source| gone(&self.capabilities, source))?;
+            if queue.has_arrivals() {
+                return Ok(Duration::ZERO);
+            }
+            // What the kernel did not take has to be offered again; nothing tells when.
+            if queue.has_unsent() {
+                longest = longest.min(TX_RETRY);
+            }
+        }
+        Ok(longest)
+    }
+
+    /// A socket whose interface was removed becomes silent, with the reason set aside.
+    fn check_alive(&self) -> Result<(), Error> {
+        for queue in &self.queues {
+            let code = socket_error(queue.socket().as_raw_fd());
+            let code = code.map_err(|source| gone(&self.capabilities, source))?;
+            if code != 0 {
+                return Err(gone(&self.capabilities, io::Error::from_raw_os_error(code)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PacketDriver for AfXdp {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        self.now = now;
+        let AfXdp { queues, doorbell, sharing, .. } = self;
+        doorbell.polled(queues.iter().map(Queue::socket).chain(bell(sharing)));
+        // Lent for the time of the burst.
+        let Some(mut sharing) = self.sharing.take() else { return self.receive(sink) };
+        let received = self.receive(sink).map(|received| received + sharing.receive(sink, received));
+        self.sharing = Some(sharing);
+        received
+    }
+
+    fn keeps(&self) -> usize {
+        self.queues.iter().map(Queue::keeps).sum()
+    }
+
+    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        let Some(mut sharing) = self.sharing.take_if(|sharing| sharing.is_used()) else {
+            return self.send(source);
+        };
+        let mut outward = sharing.outward(source);
+        let sent = self.send(&mut outward);
+        let stayed = outward.end();
+        self.sharing = Some(sharing);
+        Ok(sent? + stayed)
+    }
+
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let longest = self.before_wait()?;
         if longest.is_zero() {
+            self.sharing.iter().for_each(|sharing| sharing.rise());
             return Ok(());
         }
-        let AfXdp { capabilities, queues, doorbell, .. } = self;
-        let waited = doorbell.wait_with(queues.iter().map(Queue::socket), timeout.min(longest));
+        let AfXdp { capabilities, queues, doorbell, sharing, .. } = self;
+        let fds = queues.iter().map(Queue::socket).chain(bell(sharing));
+        let waited = doorbell.wait_with(fds, timeout.min(longest));
+        sharing.iter().for_each(|sharing| sharing.rise());
         waited.map_err(|source| gone(capabilities, source))?;
         self.check_alive()
     }
@@ -375,12 +360,13 @@ impl PacketDriver for AfXdp {
         if !longest.is_zero() {
             self.check_alive()?;
         }
-        let armed = self.doorbell.arm(self.queues.iter().map(Queue::socket));
+        let armed = self.doorbell.arm(self.queues.iter().map(Queue::socket).chain(bell(&self.sharing)));
         armed.map_err(|source| gone(&self.capabilities, source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
     }
 
     fn disarm(&mut self) {
+        self.sharing.iter().for_each(|sharing| sharing.rise());
         self.doorbell.disarm();
     }
 
@@ -389,6 +375,9 @@ impl PacketDriver for AfXdp {
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
+        if self.sharing.as_mut().is_some_and(|sharing| sharing.resolve(peer)) {
+            return Ok(NextHop::Found(HERE));
+        }
         if let Some(looked) = self.netlink.look_again(self.interface, peer) {
             return looked;
         }
@@ -423,6 +412,14 @@ impl PacketDriver for AfXdp {
         left.map_err(|source| os_error("leaving a multicast group", &self.capabilities.interface, source))
     }
 
+    fn listen(&mut self, service: u64) -> Result<(), Error> {
+        self.sharing.as_ref().map_or(Ok(()), |sharing| sharing.listen(service))
+    }
+
+    fn unlisten(&mut self, service: u64) {
+        self.sharing.iter().for_each(|sharing| sharing.unlisten(service));
+    }
+
     fn line_rate(&self) -> Option<u64> {
         self.netlink.interface(&self.capabilities.interface).ok()?.speed
     }
@@ -432,6 +429,7 @@ impl PacketDriver for AfXdp {
         for queue in &self.queues {
             queue.add_losses(&mut stats);
         }
+        self.sharing.iter().for_each(|sharing| sharing.add_to(&mut stats));
         stats
     }
 }
@@ -458,6 +456,11 @@ fn spread(frame: &[u8], queues: usize) -> usize {
     // The ports of a hash's neighbours lie side by side: the upper bits of the product differ for them.
     let hash = u32::from(half(14 + tag + header)).wrapping_mul(0x9e37_79b1);
     (hash as usize * queues) >> 32
+}
+
+/// What is readable when a neighbour has sent something by memory.
+fn bell(sharing: &Option<Box<Sharing>>) -> impl Iterator<Item = BorrowedFd<'_>> {
+    sharing.iter().flat_map(|sharing| sharing.bell())
 }
 
 fn gone(capabilities: &Capabilities, source: io::Error) -> Error {

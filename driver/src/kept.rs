@@ -11,31 +11,42 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct RxFrame<'a> {
     bytes: &'a [u8],
     keeper: Option<&'a mut dyn Keeper>,
-    has_icrc: bool,
+    icrc: Icrc,
+}
+
+/// What the ICRC of a received frame can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Icrc {
+    /// Whether the frame is whole; of a [port of IP packets](crate::Layer::Ip), if the identification is guessed right.
+    Right,
+    /// The same: the kernel has had the frame, and its IPv4 identification is a guess.
+    Guessed,
+    /// Nothing: the frame came by memory, and both ends have left the ICRC out.
+    LeftOut,
 }
 
 impl<'a> RxFrame<'a> {
     /// A frame of a port that keeps none.
     #[inline]
     pub fn borrowed(bytes: &'a [u8]) -> RxFrame<'a> {
-        RxFrame { bytes, keeper: None, has_icrc: true }
+        RxFrame { bytes, keeper: None, icrc: Icrc::Right }
     }
 
     /// A frame that `keeper` can keep.
     #[inline]
     pub(crate) fn new(bytes: &'a [u8], keeper: &'a mut dyn Keeper) -> RxFrame<'a> {
-        RxFrame { bytes, keeper: Some(keeper), has_icrc: true }
+        RxFrame { bytes, keeper: Some(keeper), icrc: Icrc::Right }
     }
 
-    /// A frame that came by memory, and whose ends have both left the ICRC out.
-    pub(crate) fn without_icrc(self) -> RxFrame<'a> {
-        RxFrame { has_icrc: false, ..self }
+    /// The same frame, with an ICRC that tells this.
+    pub(crate) fn with_icrc(self, icrc: Icrc) -> RxFrame<'a> {
+        RxFrame { icrc, ..self }
     }
 
-    /// Whether its ICRC says something; where it does not, nothing on the way could change the frame.
+    /// What its ICRC can tell.
     #[inline]
-    pub fn has_icrc(&self) -> bool {
-        self.has_icrc
+    pub fn icrc(&self) -> Icrc {
+        self.icrc
     }
 
     /// The frame, until it is kept: what is kept may go back to the port while this call goes on.
@@ -78,8 +89,8 @@ impl<'a> RxFrame<'a> {
     /// }
     /// ```
     pub fn keep(self) -> Result<KeptFrame, RxFrame<'a>> {
-        let RxFrame { bytes, keeper, has_icrc } = self;
-        let frame = RxFrame { bytes, keeper: None, has_icrc };
+        let RxFrame { bytes, keeper, icrc } = self;
+        let frame = RxFrame { bytes, keeper: None, icrc };
         let Some(keeper) = keeper else { return Err(frame) };
         keeper.keep(bytes).ok_or(frame)
     }

@@ -91,7 +91,7 @@ pub use frame::{
     EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Placed, Room, Sent,
     TAIL_MAX,
 };
-pub use kept::{KeptFrame, RxFrame};
+pub use kept::{Icrc, KeptFrame, RxFrame};
 pub use membership::Membership;
 pub use memory::{Held, Memory, MemoryError, MemoryKind, Payload, Piece, Pinned, Span, SpanMut};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
@@ -292,27 +292,12 @@ pub struct SocketTerms {
     /// Bytes that wait in the socket at most, about twice the packets' own; what finds no room is
     /// lost.
     pub receive_buffer: usize,
-    /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it the kernel tells
-    /// contexts that share an address apart, and a sender tells that they may.
-    pub qpns: (u32, u32),
-    /// The same of communication ids: by it contexts that share an address share its QP1.
-    pub comm_ids: (u32, u32),
 }
 
 impl SocketTerms {
-    /// A socket that has its address to itself, and in which `receive_buffer` bytes may wait.
+    /// A socket in which `receive_buffer` bytes may wait.
     pub fn new(source_port: u16, receive_buffer: usize) -> SocketTerms {
-        SocketTerms { source_port, receive_buffer, qpns: (0, 1), comm_ids: (0, 1) }
-    }
-
-    /// `(rest, divisor)` of its queue pair numbers; `(0, 1)`, all of them, by default.
-    pub fn qpns(self, qpns: (u32, u32)) -> Self {
-        SocketTerms { qpns, ..self }
-    }
-
-    /// `(rest, divisor)` of its communication ids; `(0, 1)`, all of them, by default.
-    pub fn comm_ids(self, comm_ids: (u32, u32)) -> Self {
-        SocketTerms { comm_ids, ..self }
+        SocketTerms { source_port, receive_buffer }
     }
 }
 
@@ -337,6 +322,11 @@ pub struct Capabilities {
     pub mtu: u32,
     /// Largest frame that `tx_burst` takes, in bytes, Ethernet header included.
     pub max_frame: usize,
+    /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it packets come to the right one of the
+    /// contexts that share an address, and a sender tells that several may.
+    pub qpns: (u32, u32),
+    /// The same of communication ids: by it contexts that share an address share its QP1.
+    pub comm_ids: (u32, u32),
 }
 
 impl Capabilities {
@@ -351,6 +341,8 @@ impl Capabilities {
             addresses: Vec::new(),
             mtu,
             max_frame: mtu as usize + ETHERNET_HEADER + VLAN_TAG,
+            qpns: (0, 1),
+            comm_ids: (0, 1),
         }
     }
 
@@ -374,12 +366,22 @@ impl Capabilities {
     pub fn max_frame(self, max_frame: usize) -> Self {
         Capabilities { max_frame, ..self }
     }
+
+    /// `(rest, divisor)` of its queue pair numbers; `(0, 1)`, all of them, by default.
+    pub fn qpns(self, qpns: (u32, u32)) -> Self {
+        Capabilities { qpns, ..self }
+    }
+
+    /// `(rest, divisor)` of its communication ids; `(0, 1)`, all of them, by default.
+    pub fn comm_ids(self, comm_ids: (u32, u32)) -> Self {
+        Capabilities { comm_ids, ..self }
+    }
 }
 
 /// Bytes of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = 14;
 /// Bytes of an 802.1Q tag.
-const VLAN_TAG: usize = 4;
+pub(crate) const VLAN_TAG: usize = 4;
 
 /// The UDP port of RoCEv2.
 pub(crate) const ROCE_PORT: u16 = 4791;

@@ -116,13 +116,12 @@ impl Shm {
         let own = Neighbour { address: ADDRESS, slot: number };
         let mut links = Links::new(own, config.icrc, move |_| in_names.clone()).map_err(os)?;
         links.add_address(ADDRESS);
-        let terms = SocketTerms::new(ROCE_PORT, RECEIVE_BUFFER)
-            .qpns(owner::qpns(number))
-            .comm_ids(owner::comm_ids(number));
         Ok(Shm {
             capabilities: Capabilities::new("shm", name, [0; 6], MTU)
                 .description(description)
-                .layer(Layer::Ip(terms))
+                .layer(Layer::Ip(SocketTerms::new(ROCE_PORT, RECEIVE_BUFFER)))
+                .qpns(owner::qpns(number))
+                .comm_ids(owner::comm_ids(number))
                 .addresses(vec![ADDRESS])
                 .max_frame(MTU as usize),
             slot,
@@ -185,7 +184,7 @@ impl PacketDriver for Shm {
                     self.stats.rx_bytes += mail.bytes.len() as u64;
                     sink.take(RxFrame::new(&mail.bytes, &mut self.copies));
                 } else {
-                    self.links.take_mail(&self.slot, mail);
+                    self.links.take_mail(&self.slot, ADDRESS, mail);
                 }
             }
         }

@@ -29,7 +29,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Error;
 use name::{Found, Lock, Name};
@@ -67,11 +67,11 @@ pub(crate) trait Resource: Send + 'static {
     /// These slots have processes now, those that are `own` this one.
     fn changed(&mut self, group: &Parts, alive: u64, own: u64);
 
-    /// What the thread is to [serve](Resource::serve) in the process with the lowest slot, and when.
-    fn served(&self, group: &Parts, alive: u64) -> Option<(Arc<OwnedFd>, PollFlags)>;
+    /// What the thread is to [serve](Resource::serve) when it is readable. The process with the lowest slot is the first.
+    fn served(&self, group: &Parts, is_first: bool) -> Vec<Arc<OwnedFd>>;
 
-    /// That is ready. Never blocks.
-    fn serve(&mut self, group: &Group);
+    /// That is readable. Never blocks.
+    fn serve(&mut self, group: &Group, served: BorrowedFd<'_>);
 }
 
 /// A connection to the process in slot `number` of what is called `what` in names, if it is there and of this user. Never
@@ -444,11 +444,11 @@ impl Resource for Mailboxes {
 
     fn changed(&mut self, _: &Parts, _: u64, _: u64) {}
 
-    fn served(&self, _: &Parts, _: u64) -> Option<(Arc<OwnedFd>, PollFlags)> {
-        None
+    fn served(&self, _: &Parts, _: bool) -> Vec<Arc<OwnedFd>> {
+        Vec::new()
     }
 
-    fn serve(&mut self, _: &Group) {}
+    fn serve(&mut self, _: &Group, _: BorrowedFd<'_>) {}
 }
 
 fn lock(name: &Name, what: &str) -> Result<Lock, Error> {

@@ -52,6 +52,23 @@ pub(crate) use socket::set_option;
 use steering::Sockets;
 use transmit::{Refused, Transmitter};
 
+/// What the slots of an address are called in names.
+pub(crate) fn name_of(address: IpAddr) -> String {
+    format!("udp/{address}")
+}
+
+/// Joins those that have an address, as a port whose packets come another way: what comes by the kernel is mail. Returns the
+/// slot, and the addresses of this host.
+#[cfg(feature = "af_xdp")]
+pub(crate) fn join_aside(address: IpAddr) -> Result<(Slot, Vec<IpAddr>), Error> {
+    let place = LocalAddress::find(address)?;
+    let sockets = Sockets::new(UdpConfig::new(address), place.clone());
+    let sockets = sockets.map_err(|source| os_error("setting up the UDP socket", &place, source))?;
+    let name = name_of(address) + &place.scope_name();
+    let slot = Slot::join(&name, format!("{address}{}", place.scope_name()), 1, sockets.aside())?.remove(0);
+    Ok((slot, place.all))
+}
+
 /// RoCEv2's UDP port, to and from which all packets go.
 const PORT: u16 = 4791;
 /// What packets have unless they say otherwise.
@@ -136,8 +153,8 @@ impl Udp {
 
     fn open_slots(config: &UdpConfig, count: usize) -> Result<Vec<Udp>, Error> {
         let place = LocalAddress::find(config.address)?;
-        let scope = if place.scope == 0 { String::new() } else { format!("%{}", place.interface.name) };
-        let mut name = format!("udp/{}{scope}", config.address);
+        let scope = place.scope_name();
+        let mut name = name_of(config.address) + &scope;
         if !config.sharing {
             // A name that nobody looks for.
             static UNSHARED: AtomicU32 = AtomicU32::new(0);
@@ -173,9 +190,6 @@ impl Udp {
                 receive_buffer >> 10
             );
         }
-        let terms = SocketTerms::new(PORT, receive_buffer)
-            .qpns(owner::qpns(number))
-            .comm_ids(owner::comm_ids(number));
         let lost_before = socket::dropped(socket.as_fd()).unwrap_or(0);
         let doorbell = Doorbell::new().map_err(os)?;
         slot.wake(doorbell.waker());
@@ -189,7 +203,9 @@ impl Udp {
         Ok(Udp {
             capabilities: Capabilities::new("udp", &interface.name, interface.mac, mtu)
                 .description(description)
-                .layer(Layer::Ip(terms))
+                .layer(Layer::Ip(SocketTerms::new(PORT, receive_buffer)))
+                .qpns(owner::qpns(number))
+                .comm_ids(owner::comm_ids(number))
                 .addresses(vec![*address])
                 .max_frame(mtu as usize),
             probe: socket::probe(*address, *scope).map_err(os)?,
@@ -323,7 +339,7 @@ impl PacketDriver for Udp {
                     (steering::REFUSED, _) => {
                         Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));
                     }
-                    (_, Some(neighbours)) => neighbours.links.take_mail(slot, mail),
+                    (_, Some(neighbours)) => neighbours.links.take_mail(slot, *address, mail),
                     (kind, None) => debug!("mail of kind {kind:#x} from another process"),
                 }
             }

@@ -17,7 +17,7 @@ use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 use ferroce_driver_test_support::readiness;
 
 fn open() -> AfXdp {
-    AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()
+    AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap()
 }
 
 // ---------------------------------------------------------------- frames
@@ -126,7 +126,7 @@ fn a_burst_is_announced_before_it_is_taken() {
 fn a_frame_that_a_burst_cuts_arrives_whole() {
     let Some(pair) = Namespaces::new(9000) else { return };
     let mut a = pair.in_a(open);
-    let config = AfXdpConfig::new(VETH).rx_frames(128);
+    let config = AfXdpConfig::new(VETH).sharing(false).rx_frames(128);
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
     let mut received = Vec::new();
@@ -199,7 +199,7 @@ fn only_roce_is_redirected() {
     }
     // The same frame, on a socket that asks for RoCE v1.
     drop(b);
-    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).roce_v1(true))).unwrap();
+    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).roce_v1(true))).unwrap();
     for frame in [v1, marker] {
         send(&mut a, &frame);
         assert_eq!(receive(&mut b, 1), [frame]);
@@ -281,7 +281,7 @@ fn generic_mode_where_the_interface_has_no_native_one() {
         thread::sleep(Duration::from_millis(10));
     }
     let mut a = pair.in_a(open);
-    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new("br0"))).unwrap();
+    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new("br0").sharing(false))).unwrap();
     let description = &b.capabilities().description;
     assert!(description.starts_with("generic XDP, copy (native XDP refused: "), "{description}");
     let description = &a.capabilities().description;
@@ -297,7 +297,7 @@ fn generic_mode_where_the_interface_has_no_native_one() {
 #[test]
 fn the_source_is_not_asked_without_a_free_slot() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let config = AfXdpConfig::new(VETH).tx_frames(4);
+    let config = AfXdpConfig::new(VETH).sharing(false).tx_frames(4);
     let mut a = pair.in_a(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4([2; 6], a.capabilities().mac).build(64, 1);
     for _ in 0..100 {
@@ -319,7 +319,7 @@ fn the_source_is_not_asked_without_a_free_slot() {
 #[test]
 fn losses_are_counted() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let config = AfXdpConfig::new(VETH).rx_frames(64);
+    let config = AfXdpConfig::new(VETH).sharing(false).rx_frames(64);
     let mut a = pair.in_a(open);
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);

@@ -59,7 +59,7 @@ fn frames_are_on_huge_pages_where_enough_are_free() {
     // The second size is no multiple of a huge page: 4.2 MiB.
     let sizes = [(8192, 1024), (2048, 100)];
     let open = |(rx_frames, tx_frames)| {
-        AfXdp::open(&AfXdpConfig::new(VETH).rx_frames(rx_frames).tx_frames(tx_frames)).unwrap()
+        AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).rx_frames(rx_frames).tx_frames(tx_frames)).unwrap()
     };
     let ordinary = pair.in_a(|| open(sizes[0]));
     let Some(_reserved) = Reserved::new() else { return };

@@ -51,7 +51,7 @@ fn nothing_stays_after_a_kill_or_a_panic() {
 #[test]
 fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
-    let on = |queue| AfXdpConfig::new(VETH).queue(queue);
+    let on = |queue| AfXdpConfig::new(VETH).sharing(false).queue(queue);
     let mut a = [0, 1].map(|queue| pair.in_a(|| AfXdp::open(&on(queue))).unwrap());
     let mut first = spawn(&pair.b, "hold");
     assert_eq!(read_line(&mut first), "open");
@@ -81,14 +81,14 @@ fn a_missing_or_down_interface_is_named() {
     let error = open_in_a(&pair, AfXdpConfig::new("nosuch0"));
     assert_eq!(error, "no interface named 'nosuch0' in this network namespace; there are: lo, veth0");
     ip(&format!("-n {} link set {VETH} down", pair.a));
-    let error = open_in_a(&pair, AfXdpConfig::new(VETH));
+    let error = open_in_a(&pair, AfXdpConfig::new(VETH).sharing(false));
     assert_eq!(error, "interface 'veth0' is down; `ip link set veth0 up`");
 }
 
 #[test]
 fn parameters_out_of_range_are_named() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let config = AfXdpConfig::new(VETH);
+    let config = AfXdpConfig::new(VETH).sharing(false);
     let error = open_in_a(&pair, config.clone().queue(3));
     assert_eq!(error, "queue = 3: 'veth0' has 1 queue(s), counted from 0");
     let error = open_in_a(&pair, config.clone().rx_frames(1000));
@@ -102,7 +102,7 @@ fn a_busy_queue_is_named_and_its_owner_undisturbed() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
-    let error = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
+    let error = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap_err();
     assert!(matches!(&error, Error::QueueBusy { queue: 0, interface, .. } if interface == VETH), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5));
     cross(&mut a, &mut b, 1082, 100);
@@ -115,7 +115,7 @@ fn missing_rights_are_named_with_the_cure() {
     let without = |capabilities: &[u32]| {
         pair.in_a(|| {
             drop_capabilities(capabilities);
-            AfXdp::open(&AfXdpConfig::new(VETH)).unwrap_err().to_string()
+            AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap_err().to_string()
         })
     };
     let error = without(&[CAP_NET_RAW]);
@@ -137,7 +137,7 @@ fn the_documented_capabilities_are_enough() {
         (0..64).filter(|c| ![CAP_NET_ADMIN, CAP_NET_RAW, CAP_IPC_LOCK, CAP_BPF].contains(c)).collect();
     let open = || {
         drop_capabilities(&others);
-        AfXdp::open(&AfXdpConfig::new(VETH))
+        AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))
     };
     let (mut a, mut b) = (pair.in_a(open).unwrap(), pair.in_b(open).unwrap());
     cross(&mut a, &mut b, 1082, 100);
@@ -171,10 +171,10 @@ fn child() {
         // SAFETY: a pointer to an `rlimit` that outlives the call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) }, 0);
         drop_capabilities(&[CAP_IPC_LOCK, CAP_SYS_RESOURCE]);
-        println!("\nchild: {}", AfXdp::open(&AfXdpConfig::new(VETH)).unwrap_err());
+        println!("\nchild: {}", AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap_err());
         return;
     }
-    let _port = AfXdp::open(&AfXdpConfig::new(VETH).queue(0)).unwrap();
+    let _port = AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).queue(0)).unwrap();
     println!("\nchild: open");
     if role == "panic" {
         let _ = io::stdin().read_line(&mut String::new());
@@ -206,7 +206,7 @@ fn read_line(child: &mut Child) -> String {
 }
 
 fn open() -> AfXdp {
-    AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()
+    AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap()
 }
 
 fn open_in_a(pair: &Namespaces, config: AfXdpConfig) -> String {

@@ -17,7 +17,7 @@ const FRAMES: usize = 20_000;
 #[test]
 fn ports_on_several_queues_exchange_everything_once() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
-    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
+    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
     let [of_a, of_b] = [&a[0], &b[0]].map(|port| port.capabilities().clone());
@@ -62,7 +62,7 @@ fn ports_on_several_queues_exchange_everything_once() {
 #[test]
 fn a_veth_delivers_to_the_queue_that_sent() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
-    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
+    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
     let (to, from) = (b[0].capabilities().mac, a[0].capabilities().mac);
@@ -85,11 +85,11 @@ fn a_veth_delivers_to_the_queue_that_sent() {
 const QUEUES: u32 = 4;
 
 fn open_all() -> AfXdp {
-    AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()
+    AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap()
 }
 
 fn open_one(queue: u32) -> AfXdp {
-    AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap()
+    AfXdp::open(&AfXdpConfig::new(VETH).sharing(false).queue(queue)).unwrap()
 }
 
 /// The frame `n` of a flow; the number is in its last bytes.
@@ -226,7 +226,7 @@ fn a_queue_of_somebody_else_is_named() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = pair.in_a(|| open_one(2));
     let mut owner = pair.in_b(|| open_one(2));
-    let refused = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
+    let refused = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap_err();
     assert!(
         matches!(&refused, Error::QueueBusy { interface, queue: 2, .. } if interface == VETH),
         "{refused}"

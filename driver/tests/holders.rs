@@ -14,7 +14,7 @@ use ferroce_driver_test_support::exchange::{Roce, receive, send};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 
 fn open_af_xdp() -> Result<AfXdp, Error> {
-    AfXdp::open(&AfXdpConfig::new(VETH))
+    AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))
 }
 
 fn open_udp(address: &str) -> Result<Udp, Error> {

@@ -88,7 +88,7 @@ mod af_xdp {
     const CHUNKS: u32 = 128;
 
     fn open(pair: &Namespaces) -> (AfXdp, AfXdp) {
-        let config = AfXdpConfig::new(VETH).rx_frames(CHUNKS);
+        let config = AfXdpConfig::new(VETH).sharing(false).rx_frames(CHUNKS);
         pair.in_both(|| AfXdp::open(&config).unwrap())
     }
 
@@ -148,7 +148,7 @@ mod af_xdp {
         let kept = keep(&mut a, &mut b, 700);
         outlives(kept, b);
         // The queue is free again.
-        let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+        let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap();
         let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(100, 1);
         send(&mut a, &frame);
         assert_eq!(drain(&mut b, Duration::from_millis(20)), [frame]);

@@ -38,7 +38,7 @@ fn interfaces_are_listed_with_their_attributes() {
         assert_eq!(sockets.line_rate(), veth.speed);
         // AF_XDP wants UDP port 4791 too.
         drop(sockets);
-        assert_eq!(AfXdp::open(&AfXdpConfig::new(VETH)).unwrap().line_rate(), veth.speed);
+        assert_eq!(AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap().line_rate(), veth.speed);
         let sys = Command::new("ip").args(["link", "show", VETH]).output().unwrap();
         let mac = veth.mac.map(|b| format!("{b:02x}")).join(":");
         assert!(String::from_utf8_lossy(&sys.stdout).contains(&mac), "{mac}");
@@ -69,7 +69,7 @@ fn a_port_without_pause_frames_and_traffic_classes_has_none() {
 #[test]
 fn neighbours_are_resolved_by_the_kernel() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let (mut a, b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
+    let (mut a, b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap());
     let own: IpAddr = "10.9.0.1".parse().unwrap();
     assert_eq!(a.resolve(own).unwrap(), NextHop::Found(a.capabilities().mac));
     // Not in the namespace's thread: the driver stays with the namespace that it was opened in.
@@ -86,7 +86,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 #[test]
 fn a_silent_or_unreachable_peer_is_named() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap();
     for (peer, protocol) in [("10.9.0.77", "ARP"), ("fd09::77", "neighbour discovery")] {
         let start = Instant::now();
         let error = a.resolve_blocking(peer.parse().unwrap(), PATIENCE).unwrap_err();
@@ -108,7 +108,7 @@ fn a_silent_or_unreachable_peer_is_named() {
 #[test]
 fn asking_for_a_neighbour_takes_no_time() {
     let Some(pair) = Namespaces::new(1500) else { return };
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap();
     for peer in ["10.9.0.77", "fd09::77"] {
         let (mut calls, mut longest) = (0, Duration::ZERO);
         let error = loop {

@@ -124,7 +124,7 @@ fn af_xdp_frames_of_several_descriptors_included() {
     use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
     let Some(pair) = Namespaces::new(9000) else { return };
-    let (mut a, mut b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
+    let (mut a, mut b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false)).unwrap());
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
     let frames = [64, 1082, 4154, 9014].map(|size| kind.build(size, size));
     let mut exchange = |rounds: usize| {

@@ -128,7 +128,7 @@ impl ConnectionManager {
             communications: Slab::new(max_connections, shared.generation),
             listeners: Slab::new(max_listeners, shared.generation),
             comm_ids: KeyTable::new(max_connections, 32).at_full_size(max_connections),
-            share: port.socket.map_or((0, 1), |terms| terms.comm_ids),
+            share: port.comm_ids,
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
             by_qpn: HashMap::with_capacity(2 * most),

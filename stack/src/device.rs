@@ -36,13 +36,20 @@ pub use dpdk::DpdkSpec;
 #[non_exhaustive]
 pub enum DeviceSpec {
     /// An interface; [`open`](DeviceSpec::open) chooses the driver.
-    Interface(String),
+    Interface {
+        /// Its name.
+        interface: String,
+        /// Whether processes of this host are reached by shared memory.
+        shared_memory: SharedMemory,
+    },
     /// AF_XDP on an interface.
     AfXdp {
         /// The interface's name.
         interface: String,
         /// The queue; all of them if `None`.
         queue: Option<u32>,
+        /// Whether processes of this host are reached by shared memory, where the port is on all queues.
+        shared_memory: SharedMemory,
     },
     /// A UDP socket on an address of the host.
     Udp {
@@ -85,8 +92,10 @@ impl DeviceSpec {
     /// packets there.
     #[must_use]
     pub fn without_shared_memory(mut self) -> DeviceSpec {
-        if let DeviceSpec::Udp { shared_memory, .. } | DeviceSpec::UdpInterface { shared_memory, .. } =
-            &mut self
+        if let DeviceSpec::Interface { shared_memory, .. }
+        | DeviceSpec::AfXdp { shared_memory, .. }
+        | DeviceSpec::Udp { shared_memory, .. }
+        | DeviceSpec::UdpInterface { shared_memory, .. } = &mut self
         {
             *shared_memory = SharedMemory::Off;
         }
@@ -109,18 +118,33 @@ impl DeviceSpec {
             DeviceSpec::Ibverbs { name, port, gid } => {
                 return Ok(RnicPort::open(name, *port, *gid)?.into());
             }
-            DeviceSpec::Interface(interface) => match open_af_xdp(interface, None) {
-                Err(reason) if is_unavailable(&reason) => {
-                    info!(interface, "taking the driver udp, because af_xdp can't be had: {reason}");
-                    open_udp(&UdpConfig::of_interface(interface)?)?
+            DeviceSpec::Interface { interface, shared_memory } => {
+                match open_af_xdp(interface, None, *shared_memory) {
+                    Err(reason) if is_unavailable(&reason) => {
+                        info!(interface, "taking the driver udp, because af_xdp can't be had: {reason}");
+                        open_udp(&UdpConfig::of_interface(interface)?.shared_memory(*shared_memory))?
+                    }
+                    // Another process of this user may share the address.
+                    Err(reason) if is_taken(&reason) => {
+                        let udp = UdpConfig::of_interface(interface)?.shared_memory(*shared_memory);
+                        let Ok(udp) = open_udp(&udp) else { return Err(reason) };
+                        info!(interface, "taking the driver udp, beside another process: {reason}");
+                        udp
+                    }
+                    opened => {
+                        let opened = opened?;
+                        info!(
+                            interface,
+                            "taking the driver af_xdp, which has the lowest latency in this build (udp:{interface} moves more \
+                         bytes a second where AF_XDP copies frames, as on a veth)"
+                        );
+                        opened
+                    }
                 }
-                opened => {
-                    let opened = opened?;
-                    info!(interface, "taking the driver af_xdp, which has the lowest latency in this build");
-                    opened
-                }
-            },
-            DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue)?,
+            }
+            DeviceSpec::AfXdp { interface, queue, shared_memory } => {
+                open_af_xdp(interface, *queue, *shared_memory)?
+            }
             DeviceSpec::Udp { address, shared_memory } => {
                 open_udp(&UdpConfig::new(*address).shared_memory(*shared_memory))?
             }
@@ -185,6 +209,7 @@ impl FromStr for DeviceSpec {
                 refused("af_xdp needs an interface: af_xdp:eth0, or af_xdp:eth0:2 for queue 2")
             }
             ("af_xdp", Some(argument)) => {
+                let (argument, shared_memory) = split_shm(argument);
                 let (interface, queue) = match argument.split_once(':') {
                     Some((interface, queue)) => match decimal(queue) {
                         Some(queue) => (interface, Some(queue)),
@@ -195,13 +220,14 @@ impl FromStr for DeviceSpec {
                 if !is_interface_name(interface) {
                     return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
                 }
-                Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue })
+                if queue.is_some() && shared_memory != SharedMemory::On {
+                    return refused("no ,shm= behind a queue number: a port on one queue shares no memory");
+                }
+                Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue, shared_memory })
             }
             ("udp", None) => refused("udp needs an address or an interface: udp:192.0.2.1, udp:eth0"),
             ("udp", Some(argument)) => {
-                let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
-                let found = options.filter_map(|option| Some((argument.strip_suffix(shm(option))?, option)));
-                let (argument, shared_memory) = found.last().unwrap_or((argument, SharedMemory::On));
+                let (argument, shared_memory) = split_shm(argument);
                 match without_brackets(argument).parse() {
                     Ok(address) => Ok(DeviceSpec::Udp { address, shared_memory }),
                     Err(_) if is_interface_name(argument) && !argument.contains(',') => {
@@ -232,7 +258,10 @@ impl FromStr for DeviceSpec {
                     ),
                 }
             }
-            (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
+            (_, None) if is_interface_name(split_shm(text).0) => {
+                let (interface, shared_memory) = split_shm(text);
+                Ok(DeviceSpec::Interface { interface: interface.to_owned(), shared_memory })
+            }
             (_, None) => refused(&format!("an interface's name of 1 to 15 characters; there are {DEVICES}")),
             (_, Some(_)) => refused(&format!("no such driver; there are {DEVICES}")),
         }
@@ -247,9 +276,14 @@ fn without_brackets(address: &str) -> &str {
 impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DeviceSpec::Interface(interface) => f.write_str(interface),
-            DeviceSpec::AfXdp { interface, queue: None } => write!(f, "af_xdp:{interface}"),
-            DeviceSpec::AfXdp { interface, queue: Some(queue) } => write!(f, "af_xdp:{interface}:{queue}"),
+            DeviceSpec::Interface { interface, shared_memory } => {
+                write!(f, "{interface}{}", shm(*shared_memory))
+            }
+            DeviceSpec::AfXdp { interface, queue, shared_memory } => {
+                write!(f, "af_xdp:{interface}")?;
+                queue.map_or(Ok(()), |queue| write!(f, ":{queue}"))?;
+                f.write_str(shm(*shared_memory))
+            }
             DeviceSpec::Udp { address, shared_memory } => {
                 write!(f, "udp:{address}{}", shm(*shared_memory))
             }
@@ -277,7 +311,14 @@ impl fmt::Display for DeviceSpec {
 /// Behind the name of a switch in shared memory.
 const ICRC_OFF: &str = ",icrc=off";
 
-/// What is behind a `udp` device.
+/// What a device has in front of what it says of shared memory, and that.
+fn split_shm(device: &str) -> (&str, SharedMemory) {
+    let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
+    let found = options.filter_map(|option| Some((device.strip_suffix(shm(option))?, option)));
+    found.last().unwrap_or((device, SharedMemory::On))
+}
+
+/// What a device says of it.
 fn shm(shared_memory: SharedMemory) -> &'static str {
     match shared_memory {
         SharedMemory::On => "",
@@ -305,6 +346,12 @@ fn open_udp(config: &UdpConfig) -> Result<Box<dyn PacketDriver>, Error> {
     Ok(Box::new(Udp::open(config)?))
 }
 
+/// Whether another process has what AF_XDP wants.
+fn is_taken(reason: &Error) -> bool {
+    use ferroce_driver::Error as E;
+    matches!(reason, Error::Driver(E::PortInUse { .. } | E::QueueBusy { .. }))
+}
+
 /// Whether AF_XDP can't be had here at all. Where it could and something is in the way, that is told,
 /// and no slower driver taken.
 fn is_unavailable(reason: &Error) -> bool {
@@ -318,9 +365,13 @@ fn is_unavailable(reason: &Error) -> bool {
 }
 
 #[cfg(feature = "af_xdp")]
-fn open_af_xdp(interface: &str, queue: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
+fn open_af_xdp(
+    interface: &str,
+    queue: Option<u32>,
+    shared_memory: SharedMemory,
+) -> Result<Box<dyn PacketDriver>, Error> {
     use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
-    Ok(Box::new(AfXdp::open(&AfXdpConfig::new(interface).queue(queue))?))
+    Ok(Box::new(AfXdp::open(&AfXdpConfig::new(interface).queue(queue).shared_memory(shared_memory))?))
 }
 
 #[cfg(not(feature = "af_xdp"))]
@@ -356,7 +407,8 @@ mod tests {
         ] {
             assert_eq!(text.parse::<DeviceSpec>().expect(text).to_string(), text);
         }
-        let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None };
+        let shared_memory = SharedMemory::On;
+        let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None, shared_memory };
         assert_eq!("af_xdp:veth0".parse::<DeviceSpec>().expect("all queues"), all);
         let bare = DeviceSpec::Udp {
             address: "fd09::1".parse().expect("an address"),

@@ -213,6 +213,7 @@ fn each_setter_of_a_queue_pair_and_its_transitions_sets_its_field() {
 #[test]
 fn each_setter_of_a_driver_sets_its_field() {
     use driver::loopback::SwitchConfig;
+    use driver::shm::ShmConfig;
     use driver::sim::{EcnConfig, LinkConfig, NetworkConfig};
     use driver::udp::UdpConfig;
     use driver::{Capabilities, Layer, SocketTerms};
@@ -231,16 +232,16 @@ fn each_setter_of_a_driver_sets_its_field() {
     all(&LinkConfig::default(), &[], &set);
     let own = [192, 0, 2, 1].into();
     let set = fields!(UdpConfig::new(own);
-        segmentation: true => false, aggregation: true => false, sharing: true => false, shared_memory: true => false,
+        segmentation: true => false, aggregation: true => false, sharing: true => false, shared_memory: SharedMemory::On => SharedMemory::Off,
         busy_poll: None => Some(micro));
     all(&UdpConfig::new(own), &["address"], &set);
+    let set = fields!(ShmConfig::new("lab"); icrc: true => false);
+    all(&ShmConfig::new("lab"), &["name"], &set);
     let terms = SocketTerms::new(4791, 1 << 20);
-    let set = fields!(terms; qpns: (0, 1) => (1, 2), comm_ids: (0, 1) => (1, 2));
-    all(&terms, &["source_port", "receive_buffer"], &set);
     let port = Capabilities::new("mine", "if0", [2; 6], 1500);
     let set = fields!(port.clone();
         layer: Layer::Ethernet => Layer::Ip(terms), addresses: Vec::<std::net::IpAddr>::new() => vec![own],
-        max_frame: 1518 => 9000);
+        max_frame: 1518 => 9000, qpns: (0, 1) => (1, 2), comm_ids: (0, 1) => (1, 2));
     assert_eq!((&*port.description, &*port.clone().description("fast").description), ("", "fast"));
     all(&port, &["driver", "interface", "mac", "mtu", "description"], &set);
     #[cfg(feature = "af_xdp")]
@@ -248,7 +249,7 @@ fn each_setter_of_a_driver_sets_its_field() {
         use driver::af_xdp::AfXdpConfig;
         let set = fields!(AfXdpConfig::new("eth0");
             queue: None => Some(1), rx_frames: 8192 => 64, tx_frames: 1024 => 1, roce_v1: false => true,
-            busy_poll: None => Some(micro));
+            busy_poll: None => Some(micro), sharing: true => false, shared_memory: SharedMemory::On => SharedMemory::Off);
         all(&AfXdpConfig::new("eth0"), &["interface"], &set);
     }
     {

@@ -51,7 +51,12 @@ fn drive(ends: &mut [End], mut done: impl FnMut(&mut [End]) -> bool) {
         for end in ends.iter_mut() {
             end.context.poll(clock.now()).unwrap();
         }
-        assert!(Instant::now() < deadline, "it does not come");
+        if Instant::now() >= deadline {
+            for End { context, .. } in ends {
+                println!("{:?}\n{}", context.driver_stats(), context.counters());
+            }
+            panic!("it does not come");
+        }
     }
 }
 
@@ -171,5 +176,112 @@ fn with_the_option_off_it_is_udp() {
         connect(&mut ends, to.parse().unwrap());
         exchange(&mut ends);
         assert_eq!(ends.each_ref().map(by_memory), [[0; 2]; 2]);
+    }
+}
+
+/// An AF_XDP port has slot 0 of its addresses, and whoever comes by the interface's name behind it a UDP socket beside it.
+#[cfg(feature = "af_xdp")]
+mod beside_af_xdp {
+    use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+
+    use super::*;
+
+    fn driver(end: &End) -> &'static str {
+        end.context.capabilities().driver
+    }
+
+    /// Connects two ends, and has everything go both ways.
+    fn talk(a: End, b: End, to: &str) -> [End; 2] {
+        let mut ends = [a, b];
+        connect(&mut ends, to.parse().unwrap());
+        exchange(&mut ends);
+        ends
+    }
+
+    /// A peer on another host, of which no packet goes by memory.
+    fn talk_far(near: End, namespaces: &Namespaces, to: &str) -> End {
+        let far = namespaces.in_a(|| End::open(VETH));
+        let [far, near] = talk(far, near, to);
+        assert_eq!(by_memory(&far), [0; 2]);
+        for end in [&far, &near] {
+            assert!(
+                end.context.counters().drops().all(|(_, count)| count == 0),
+                "{}",
+                end.context.counters()
+            );
+        }
+        near
+    }
+
+    #[test]
+    fn both_hear_what_is_theirs() {
+        let Some(namespaces) = Namespaces::new(1500) else { return };
+        namespaces.in_b(|| {
+            for address in ["10.9.0.2", "[fd09::2]"] {
+                let first = End::open(VETH);
+                let mut second = End::open(VETH);
+                assert_eq!((driver(&first), driver(&second)), ("af_xdp", "udp"));
+                if address.starts_with('[') {
+                    second = End::open("udp:fd09::2");
+                }
+                // The second one's requests come to the first one's QP1.
+                let second = talk_far(second, &namespaces, &format!("{address}:7471"));
+                assert!(second.context.driver_stats().rx_frames > 100);
+                let first = talk_far(first, &namespaces, &format!("{address}:7472"));
+                assert!(first.context.driver_stats().handed_on > 0, "{:?}", first.context.driver_stats());
+            }
+        });
+    }
+
+    #[test]
+    fn they_reach_each_other_by_memory_or_as_mail() {
+        let Some(namespaces) = Namespaces::new(1500) else { return };
+        namespaces.in_b(|| {
+            for option in ["", ",shm=noicrc", ",shm=off"] {
+                for server in [0, 1] {
+                    let device = format!("{VETH}{option}");
+                    let mut ends = [End::open(&device), End::open(&device)];
+                    assert_eq!(ends.each_ref().map(driver), ["af_xdp", "udp"]);
+                    if server == 0 {
+                        ends.reverse();
+                    }
+                    let [a, b] = ends;
+                    let ends = talk(a, b, "10.9.0.2:7471");
+                    match option {
+                        ",shm=off" => assert_eq!(ends.each_ref().map(by_memory), [[0; 2]; 2]),
+                        _ => assert_by_memory(&ends),
+                    }
+                }
+            }
+            // Another address of the host.
+            for devices in [["udp:127.0.0.1", VETH], [VETH, "udp:127.0.0.1"]] {
+                let to = if devices[1] == VETH { "10.9.0.2:7471" } else { "127.0.0.1:7471" };
+                let [a, b] = devices.map(End::open);
+                assert_by_memory(&talk(a, b, to));
+            }
+        });
+    }
+
+    /// The first one ends while the second one talks, and the next one has the port's place again.
+    #[test]
+    fn who_comes_behind_takes_the_place() {
+        let Some(namespaces) = Namespaces::new(1500) else { return };
+        namespaces.in_b(|| {
+            let first = End::open(VETH);
+            let far = namespaces.in_a(|| End::open(VETH));
+            let mut ends = talk(far, End::open(VETH), "10.9.0.2:7471");
+            drop(first);
+            exchange(&mut ends);
+            let next = End::open(VETH);
+            assert_eq!(driver(&next), "af_xdp");
+            exchange(&mut ends);
+            drop(ends);
+            talk_far(next, &namespaces, "10.9.0.2:7472");
+            // A socket that has all packets of the address leaves nothing to AF_XDP.
+            let _socket = End::open("udp:10.9.0.2");
+            assert_eq!(driver(&End::open(VETH)), "udp");
+            let error = Device::open("af_xdp:veth0").err().unwrap().to_string();
+            assert!(error.contains("in use by"), "{error}");
+        });
     }
 }

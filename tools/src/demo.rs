@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce::{DeviceSpec, Idle, PathMtu};
+use ferroce::{DeviceSpec, Idle, PathMtu, SharedMemory};
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use ferroce_driver::machine::{Machine, Rounds};
@@ -272,7 +272,11 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
     let program = own_program()?;
     for rank in 0..args.ranks {
         let command = lab.command(rank, &program);
-        let device = DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: None };
+        let device = DeviceSpec::AfXdp {
+            interface: netns::INTERFACE.to_owned(),
+            queue: None,
+            shared_memory: SharedMemory::On,
+        };
         let addresses = Addresses {
             master: netns::address(Network::Ferroce, 0),
             tcp: Some(netns::address(Network::Tcp, rank)),

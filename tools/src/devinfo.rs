@@ -170,7 +170,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
             all.into_iter().filter(|interface| !interface.loopback).collect()
         }
         Some(
-            DeviceSpec::Interface(name)
+            DeviceSpec::Interface { interface: name, .. }
             | DeviceSpec::AfXdp { interface: name, .. }
             | DeviceSpec::UdpInterface { interface: name, .. },
         ) => {

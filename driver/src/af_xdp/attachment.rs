@@ -53,9 +53,9 @@ impl Attachment {
         bpf::direct(&self.xskmap, queue, socket)
     }
 
-    /// Takes what comes on the queue for an address or a group.
-    pub(super) fn admit(&self, to: IpAddr, queue: u32) -> io::Result<()> {
-        bpf::insert(&self.destinations, &destination(to, queue))
+    /// Takes what comes on the queue for an address or a group: [`ALL`](super::filter::ALL) of it, or what `which` says.
+    pub(super) fn admit(&self, to: IpAddr, queue: u32, which: u8) -> io::Result<()> {
+        bpf::insert(&self.destinations, &destination(to, queue), which)
     }
 
     /// Leaves it to the kernel from now on.
@@ -68,7 +68,7 @@ impl Attachment {
         let os = |what| move |source| refused(what, interface, source);
         let xskmap = bpf::create_xskmap("ferroce_xsks", interface.rx_queues.max(MAP_ENTRIES))
             .map_err(os("creating an XSKMAP"))?;
-        let destinations = bpf::create_set::<DESTINATION>("ferroce_dest", DESTINATIONS_MAX)
+        let destinations = bpf::create_table::<DESTINATION>("ferroce_dest", DESTINATIONS_MAX)
             .map_err(os("creating a map of addresses"))?;
         let filter = roce_filter(destinations.as_raw_fd(), xskmap.as_raw_fd(), roce_v1);
         let program = bpf::load_xdp(program_name(roce_v1), &filter).map_err(os("loading the XDP program"))?;

@@ -30,8 +30,8 @@ pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
     create_map(BPF_MAP_TYPE_XSKMAP, name, (4, 4), entries, 0)
 }
 
-/// A set of keys of `N` bytes, with room for as many; memory is taken as they come.
-pub(super) fn create_set<const N: usize>(name: &str, entries: u32) -> io::Result<OwnedFd> {
+/// A map from keys of `N` bytes to one, with room for as many; memory is taken as they come.
+pub(super) fn create_table<const N: usize>(name: &str, entries: u32) -> io::Result<OwnedFd> {
     create_map(BPF_MAP_TYPE_HASH, name, (N as u32, 1), entries, BPF_F_NO_PREALLOC)
 }
 
@@ -76,17 +76,16 @@ pub(super) fn direct(xskmap: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<
     unsafe { change(BPF_MAP_UPDATE_ELEM, xskmap, (&raw const queue).cast(), (&raw const socket).cast()) }
 }
 
-/// Puts a key into a set that [`create_set`] made with the same `N`.
-pub(super) fn insert<const N: usize>(set: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
-    let value = 1u8;
-    // SAFETY: the pointers are to as many bytes as the set's keys and values have, and outlive the call.
-    unsafe { change(BPF_MAP_UPDATE_ELEM, set, key.as_ptr(), &raw const value) }
+/// Puts a key into a table that [`create_table`] made with the same `N`.
+pub(super) fn insert<const N: usize>(table: &OwnedFd, key: &[u8; N], value: u8) -> io::Result<()> {
+    // SAFETY: the pointers are to as many bytes as the table's keys and values have, and outlive the call.
+    unsafe { change(BPF_MAP_UPDATE_ELEM, table, key.as_ptr(), &raw const value) }
 }
 
-/// Takes a key out of a set that [`create_set`] made with the same `N`, if it is there.
-pub(super) fn remove<const N: usize>(set: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
-    // SAFETY: the pointer is to as many bytes as the set's keys have, and outlives the call; no value is read.
-    match unsafe { change(BPF_MAP_DELETE_ELEM, set, key.as_ptr(), std::ptr::null()) } {
+/// Takes a key out of a table that [`create_table`] made with the same `N`, if it is there.
+pub(super) fn remove<const N: usize>(table: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
+    // SAFETY: the pointer is to as many bytes as the table's keys have, and outlives the call; no value is read.
+    match unsafe { change(BPF_MAP_DELETE_ELEM, table, key.as_ptr(), std::ptr::null()) } {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         other => other,
     }

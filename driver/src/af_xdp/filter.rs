@@ -10,13 +10,20 @@
 //! - EtherType 0x8915 (RoCE v1), when asked for,
 //!
 //! each with or without one 802.1Q tag. UDP goes there only if the map of destinations has the address for that queue:
-//! other addresses (of a bridge's guests, a container's) have other programs. Following IPv4 options would take arithmetic with packet
+//! other addresses (of a bridge's guests, a container's) have other programs. Of an address that the port shares with UDP
+//! sockets, packets to odd queue pairs, QP1 among them, are theirs ([`slots`](crate::slots)). Following IPv4 options would take arithmetic with packet
 //! pointers that the verifier allows to CAP_PERFMON only.
 
 use std::net::IpAddr;
 
 use super::bpf::Instruction;
 use crate::ROCE_PORT;
+use crate::slots::owner;
+
+/// What the map of destinations says of an address: all packets are the port's.
+pub(super) const ALL: u8 = 1;
+/// Of an address that it shares: those to even queue pairs are.
+pub(super) const EVEN: u8 = 2;
 
 /// Bytes of a key in the map of destinations: an IPv6 address or an IPv4-mapped one, and a queue as the program
 /// has it.
@@ -63,7 +70,7 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.jump(ethertype);
 
     a.place(ipv4);
-    a.require_bytes(ETHERNET + 20 + 8, pass);
+    a.require_bytes(ETHERNET + 20 + 8 + QPN + 4, pass);
     a.load(BYTE, R0, R2, ETHERNET); // version and header length
     a.jump_if(NOT_EQUAL, R0, 0x45, pass);
     a.load(BYTE, R0, R2, ETHERNET + 9); // protocol
@@ -73,6 +80,7 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.jump_if(NOT_EQUAL, R0, 0, pass);
     a.load(HALF, R0, R2, ETHERNET + 20 + 2); // destination port
     a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
+    a.load(WORD, R7, R2, ETHERNET + 20 + 8 + QPN);
     a.load(WORD, R5, R2, ETHERNET + 16); // destination address
     a.store_immediate(DOUBLE_WORD, KEY, 0);
     a.store_immediate(WORD, KEY + 8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
@@ -80,11 +88,12 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.jump(look);
 
     a.place(ipv6);
-    a.require_bytes(ETHERNET + 40 + 8, pass);
+    a.require_bytes(ETHERNET + 40 + 8 + QPN + 4, pass);
     a.load(BYTE, R0, R2, ETHERNET + 6); // next header
     a.jump_if(NOT_EQUAL, R0, UDP, pass);
     a.load(HALF, R0, R2, ETHERNET + 40 + 2); // destination port
     a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
+    a.load(WORD, R7, R2, ETHERNET + 40 + 8 + QPN);
     for word in [0, 4, 8, 12] {
         a.load(WORD, R5, R2, ETHERNET + 24 + word); // destination address
         a.store(WORD, KEY + word, R5);
@@ -98,6 +107,10 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.add(R2, KEY.into());
     a.call(BPF_FUNC_MAP_LOOKUP_ELEM);
     a.jump_if(EQUAL, R0, 0, pass);
+    a.load(BYTE, R0, R0, 0);
+    a.jump_if(EQUAL, R0, ALL.into(), redirect);
+    a.and(R7, be32(owner::SHARED));
+    a.jump_if(NOT_EQUAL, R7, 0, pass);
 
     a.place(redirect);
     a.load_map(R1, xskmap);
@@ -115,6 +128,8 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
 /// Bytes of an Ethernet header; the load offsets above start before it, so that a tag only moves R2.
 const ETHERNET: i16 = 14;
 const UDP: i32 = 17;
+/// Where the BTH has the destination's queue pair, behind eight bits of something else.
+const QPN: i16 = 4;
 
 const XDP_PASS: i32 = 2;
 const BPF_FUNC_MAP_LOOKUP_ELEM: i32 = 1;
@@ -133,6 +148,7 @@ const R3: u8 = 3;
 const R4: u8 = 4;
 const R5: u8 = 5;
 const R6: u8 = 6;
+const R7: u8 = 7;
 const R10: u8 = 10;
 
 // Sizes of loads and conditions of jumps, as opcode bits (RFC 9669, sections 4.3 and 5).
@@ -146,6 +162,11 @@ const NOT_EQUAL: u8 = 0x50;
 /// A big-endian field of a packet, as a 16-bit load sees it.
 fn be16(value: u16) -> i32 {
     i32::from(value.to_be())
+}
+
+/// The same of four bytes.
+fn be32(value: u32) -> i32 {
+    value.to_be().cast_signed()
 }
 
 #[derive(Clone, Copy)]

@@ -16,8 +16,8 @@ use crate::netlink::sockets::BoundSocket;
 use crate::rnic::remedy::rxe_on;
 use crate::{Error, ROCE_PORT, udp};
 
-/// Holds UDP port 4791 of each of the interface's addresses as long as the sockets are open.
-pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
+/// Warns if rdma_rxe is on the interface.
+pub(super) fn warn_of_rxe(interface: &Interface) {
     if let Some(rxe) = rxe_on(&interface.name) {
         warn!(
             interface = interface.name,
@@ -25,6 +25,10 @@ pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
              AF_XDP port is open"
         );
     }
+}
+
+/// Holds UDP port 4791 of each of the interface's addresses as long as the sockets are open.
+pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
     let sockets = interface.gid_order().into_iter().map(|address| reserve_address(address, interface));
     sockets.filter_map(Result::transpose).collect()
 }

@@ -15,7 +15,7 @@ use super::meeting::Offer;
 use super::ring::{FRAME_MAX, FrameConsumer, FrameProducer};
 use crate::kept::Copies;
 use crate::slots::{SLOTS, Slot, owner};
-use crate::{FrameSink, FrameSource, Placed, Room, RxFrame, TAIL_MAX};
+use crate::{ETHERNET_HEADER, FrameSink, FrameSource, Icrc, Placed, Room, RxFrame, TAIL_MAX, VLAN_TAG};
 
 /// How long a full ring holds up all others, for each time that its consumer takes all of it. One that is slower, or away, has
 /// its frames dropped.
@@ -38,8 +38,12 @@ pub(crate) struct Neighbour {
 #[derive(Debug)]
 pub(crate) struct Links {
     pub(super) own: Neighbour,
-    /// This end would leave the ICRC out.
+    /// Its addresses.
+    owns: Vec<IpAddr>,
+    /// Frames are to have an ICRC.
     pub(super) icrc: bool,
+    /// Those that are sent begin with an Ethernet header, which stays out of the rings.
+    is_ethernet: bool,
     /// What the processes at an address are called in names.
     pub(super) name_of: NameOf,
     pub(super) outgoing: Vec<Option<Outgoing>>,
@@ -141,6 +145,8 @@ impl Outgoing {
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) from: Neighbour,
+    /// Which address of this context it was made to.
+    pub(super) to: IpAddr,
     pub(super) ring: FrameConsumer,
     pub(super) watch: u64,
     /// Of the offer by which it came about.
@@ -157,12 +163,12 @@ pub(super) struct Incoming {
 
 impl Incoming {
     pub(super) fn new(
-        from: Neighbour,
+        (from, to): (Neighbour, IpAddr),
         ring: FrameConsumer,
         (watch, number): (u64, u64),
         icrc: bool,
     ) -> Incoming {
-        Incoming { from, ring, watch, number, icrc, is_fresh: true, is_over: false, ends: [0; 32] }
+        Incoming { from, to, ring, watch, number, icrc, is_fresh: true, is_over: false, ends: [0; 32] }
     }
 }
 
@@ -176,7 +182,9 @@ impl Links {
     ) -> io::Result<Links> {
         Ok(Links {
             own,
+            owns: vec![own.address],
             icrc,
+            is_ethernet: false,
             name_of: NameOf(Box::new(name_of)),
             outgoing: Vec::new(),
             incoming: Vec::new(),
@@ -198,7 +206,7 @@ impl Links {
 
     /// Hands a burst of what has come to `sink`. Returns how many frames.
     pub(crate) fn receive(&mut self, slot: &Slot, sink: &mut dyn FrameSink) -> usize {
-        let Links { incoming, frame, copies, counts, own, local, .. } = self;
+        let Links { incoming, frame, copies, counts, owns, local, .. } = self;
         let mut frames = 0;
         let mut corrupt = false;
         for incoming in incoming.iter_mut().filter(|incoming| !incoming.is_fresh) {
@@ -207,14 +215,14 @@ impl Links {
                     Ok(Some(len)) => {
                         incoming.ring.prefetch();
                         let frame = &frame[..len];
-                        if !is_between(frame, &mut incoming.ends, own.address, local) {
+                        if !is_between(frame, &mut incoming.ends, owns, local) {
                             counts.rx_dropped += 1;
                             continue;
                         }
                         frames += 1;
                         counts.rx_bytes += len as u64;
-                        let frame = RxFrame::new(frame, copies);
-                        sink.take(if incoming.icrc { frame } else { frame.without_icrc() });
+                        let icrc = if incoming.icrc { Icrc::Right } else { Icrc::LeftOut };
+                        sink.take(RxFrame::new(frame, copies).with_icrc(icrc));
                     }
                     Ok(None) => {
                         incoming.ring.tell();
@@ -304,6 +312,19 @@ impl Links {
         if self.full.is_some() { RETRY } else { self.longest_wait_for_answers() }
     }
 
+    /// The context has another address too.
+    #[cfg(feature = "af_xdp")]
+    pub(crate) fn add_own(&mut self, address: IpAddr) {
+        self.owns.push(address);
+        self.local.push(address);
+    }
+
+    /// Its frames begin with an Ethernet header.
+    #[cfg(feature = "af_xdp")]
+    pub(crate) fn of_ethernet(self) -> Links {
+        Links { is_ethernet: true, ..self }
+    }
+
     /// An address of this host.
     pub(crate) fn add_local(&mut self, address: IpAddr) {
         self.local.push(address);
@@ -353,6 +374,7 @@ impl Links {
     #[inline]
     fn publish(&mut self, slot: &Slot, head: usize, tail: &[u8], chosen: Option<(usize, usize)>) -> bool {
         let Some(head) = self.head.get(..head) else { return false };
+        let head = if self.is_ethernet { behind_ethernet(head) } else { head };
         let (index, payload) = match chosen {
             Some(chosen) => chosen,
             None => {
@@ -478,33 +500,42 @@ fn address_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Source and destination in an IP packet, side by side, and what is behind them.
+/// Source and destination in an IP packet, side by side.
 #[inline]
-fn ends_of(packet: &[u8]) -> Option<(&[u8], &[u8])> {
-    match packet.first()? >> 4 {
-        4 => packet.get(12..)?.split_at_checked(8),
-        _ => packet.get(8..)?.split_at_checked(32),
-    }
+fn ends_of(packet: &[u8]) -> Option<&[u8]> {
+    if packet.first()? >> 4 == 4 { packet.get(12..20) } else { packet.get(8..40) }
+}
+
+/// What an Ethernet frame has behind its header, with or without an 802.1Q tag.
+pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
+    let tag = if frame.get(12..14) == Some(&[0x81, 0]) { VLAN_TAG } else { 0 };
+    frame.get(ETHERNET_HEADER + tag..).unwrap_or(&[])
 }
 
 /// The destination in the head of an IP packet, and its queue pair.
 #[inline]
 fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
-    const UDP: usize = 8;
-    let (ends, behind) = ends_of(head)?;
-    Some((&ends[ends.len() / 2..], owner::qpn_of(behind.get(UDP..)?)?))
+    let ends = ends_of(head)?;
+    Some((&ends[ends.len() / 2..], owner::qpn_of(owner::datagram_of(head)?)?))
+}
+
+/// The same, with the destination as an address.
+#[cfg(feature = "af_xdp")]
+pub(crate) fn destination(head: &[u8]) -> Option<(IpAddr, u32)> {
+    let (address, qpn) = destination_of(head)?;
+    Some((address_of(address)?, qpn))
 }
 
 /// Whether a packet is from this host and to `own`: a process must not speak for another host. `last` has the ends of the
 /// last packet that was.
 #[inline]
-fn is_between(packet: &[u8], last: &mut [u8; 32], own: IpAddr, local: &[IpAddr]) -> bool {
-    let Some((ends, _)) = ends_of(packet) else { return false };
+fn is_between(packet: &[u8], last: &mut [u8; 32], own: &[IpAddr], local: &[IpAddr]) -> bool {
+    let Some(ends) = ends_of(packet) else { return false };
     if last[..ends.len()] == *ends {
         return true;
     }
     let (source, destination) = ends.split_at(ends.len() / 2);
-    let is_right = address_of(destination) == Some(own)
+    let is_right = address_of(destination).is_some_and(|destination| own.contains(&destination))
         && address_of(source).is_some_and(|source| is_local(source, local));
     if is_right {
         last[..ends.len()].copy_from_slice(ends);

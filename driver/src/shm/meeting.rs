@@ -94,8 +94,10 @@ impl Links {
         if self.offers.iter().any(|offer| offer.waits) { ANSWER } else { Duration::MAX }
     }
 
-    fn word(&self, number: u64) -> [u8; Word::BYTES] {
-        Word { from: self.own, number, icrc: self.icrc }.to_bytes()
+    /// Of this context, as the one at `address`.
+    fn word(&self, address: IpAddr, number: u64) -> [u8; Word::BYTES] {
+        let from = Neighbour { address, ..self.own };
+        Word { from, number, icrc: self.icrc }.to_bytes()
     }
 
     /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
@@ -131,15 +133,16 @@ impl Links {
         let with = [ring.file(), slot.mailbox()];
         self.numbers += 1;
         let number = self.numbers;
-        slots::say(&connection, slots::OFFER, &self.word(number), &with)?;
+        slots::say(&connection, slots::OFFER, &self.word(self.own.address, number), &with)?;
         self.offers.push(Offer { to, ring, until: Instant::now() + ANSWER, waits, number });
         Ok(true)
     }
 
-    /// Takes mail that is about rings.
-    pub(crate) fn take_mail(&mut self, slot: &Slot, mail: Mail) {
+    /// Takes mail that is about rings. `slot` is the one that all is said with; `to` the address of this context that the mail
+    /// came to.
+    pub(crate) fn take_mail(&mut self, slot: &Slot, to: IpAddr, mail: Mail) {
         match mail.kind {
-            slots::OFFER => self.on_offer(slot, mail),
+            slots::OFFER => self.on_offer(slot, to, mail),
             ACCEPT => self.on_accept(slot, mail),
             CLOSED => self.on_closed(slot, &mail),
             slots::GONE => {
@@ -151,7 +154,7 @@ impl Links {
         }
     }
 
-    fn on_offer(&mut self, slot: &Slot, mail: Mail) {
+    fn on_offer(&mut self, slot: &Slot, to: IpAddr, mail: Mail) {
         let Some(Word { from, number, icrc }) = Word::from_bytes(&mail.bytes) else { return };
         if !self.is_local(from.address) || self.incoming.len() >= RINGS_MAX {
             return warn!("slot {} of {} offers a ring, and is no neighbour", from.slot, from.address);
@@ -168,15 +171,15 @@ impl Links {
             }
         };
         let with = [self.bell.rope(), slot.mailbox()];
-        if let Err(error) = slots::say(&mailbox, ACCEPT, &self.word(number), &with) {
+        if let Err(error) = slots::say(&mailbox, ACCEPT, &self.word(to, number), &with) {
             return debug!("slot {} of {} hears no answer: {error}", from.slot, from.address);
         }
         // A new process in an old one's place, or a new ring of the same one.
-        for old in self.incoming.extract_if(.., |incoming| incoming.from == from) {
+        for old in self.incoming.extract_if(.., |old| (old.from, old.to) == (from, to)) {
             slot.unwatch(old.watch);
         }
         let watch = self.watch(slot, mailbox);
-        self.incoming.push(Incoming::new(from, ring, (watch, number), icrc || self.icrc));
+        self.incoming.push(Incoming::new((from, to), ring, (watch, number), icrc || self.icrc));
         self.has_fresh = true;
         // Whoever reaches this context so is reached so: answers to packets go where those came from, and are not resolved.
         self.add_address(from.address);
@@ -221,7 +224,7 @@ impl Links {
     pub(super) fn say_closed(&self, slot: &Slot, incoming: &Incoming) {
         if let Some(mailbox) = slot.unwatch(incoming.watch) {
             // Whoever does not hear it finds its ring full.
-            let _ = slots::say(&*mailbox, CLOSED, &self.word(incoming.number), &[]);
+            let _ = slots::say(&*mailbox, CLOSED, &self.word(incoming.to, incoming.number), &[]);
         }
     }
 

@@ -2,7 +2,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::*;
-use crate::{Gathered, Placed, Room, TAIL_MAX};
+use crate::{Gathered, Icrc, Placed, Room, TAIL_MAX};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -45,7 +45,7 @@ fn take(port: &mut Shm) -> Vec<(Vec<u8>, bool)> {
     struct All(Vec<(Vec<u8>, bool)>);
     impl FrameSink for All {
         fn take(&mut self, frame: RxFrame<'_>) {
-            self.0.push((frame.bytes().to_vec(), frame.has_icrc()));
+            self.0.push((frame.bytes().to_vec(), frame.icrc() == Icrc::Right));
         }
     }
     let mut all = All(Vec::new());

@@ -14,6 +14,14 @@ pub(crate) const NUMBERS: u32 = 2 * SLOTS as u32;
 /// The queue pair of MADs.
 pub(crate) const QP1: u32 = 1;
 
+/// What an IP packet has from its BTH on.
+#[inline]
+pub(crate) fn datagram_of(packet: &[u8]) -> Option<&[u8]> {
+    const UDP: usize = 8;
+    let network = if packet.first()? >> 4 == 4 { 20 } else { 40 };
+    packet.get(network + UDP..)
+}
+
 /// The queue pair that a packet is for, from its BTH on.
 #[inline]
 pub(crate) fn qpn_of(datagram: &[u8]) -> Option<u32> {
@@ -35,6 +43,18 @@ pub(crate) fn slot_of(qpn: u32) -> usize {
 /// `(rest, divisor)` of the communication ids of a slot.
 pub(crate) fn comm_ids(slot: usize) -> (u32, u32) {
     (slot as u32, SLOTS as u32)
+}
+
+/// Hands a packet, whose part from the BTH on is `datagram`, to whom it is for, slot `own` of this process not left out.
+pub(crate) fn post(group: &Group, own: usize, datagram: &[u8], packet: &[u8]) {
+    let Some(qpn) = qpn_of(datagram) else { return };
+    let to = slot_of(qpn);
+    let is_own = if qpn == QP1 { post_mad(group, own, datagram, packet) } else { to == own };
+    if is_own {
+        group.post_or_count((own, own), PACKET, packet);
+    } else if qpn != QP1 {
+        group.post_or_count((own, to), PACKET, packet);
+    }
 }
 
 /// Hands a packet for QP1, whose part from the BTH on is `datagram`, to whom it is for. Returns whether it is for slot `own` of

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use tracing::{debug, warn};
 
-use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, ROOM, is_short};
+use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, is_short};
 use super::message::{self, Message};
 use super::name::{Found, Lock};
-use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, Resource, SLOTS, Watch, locked};
+use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, PACKET, Resource, SLOTS, Watch, locked, owner};
 use crate::waker::timespec;
 
 /// Connections at once; more wait in a name's backlog.
@@ -92,7 +92,7 @@ enum Ready {
     Gone(usize, Arc<OwnedFd>),
     /// One that is watched has ended.
     Watched(u64),
-    Served,
+    Served(Arc<OwnedFd>),
 }
 
 impl<R: Resource> Service<R> {
@@ -128,7 +128,7 @@ impl<R: Resource> Service<R> {
                     Ready::Gone(slot, mailbox) if self.has_mailbox(slot, &mailbox) => self.lose(slot),
                     Ready::Gone(..) => {}
                     Ready::Watched(number) => self.tell_gone(number),
-                    Ready::Served => self.resource.serve(&self.group),
+                    Ready::Served(served) => self.resource.serve(&self.group, served.as_fd()),
                 }
             }
             let now = Instant::now();
@@ -150,7 +150,7 @@ impl<R: Resource> Service<R> {
         let group = &*self.group;
         let (ends, served) = {
             let parts = group.parts();
-            let served = self.resource.served(&parts, group.alive()).filter(|_| self.is_first());
+            let served = self.resource.served(&parts, self.is_first());
             (parts.mailboxes.clone(), served)
         };
         let watches: Vec<Watch> = locked(&group.watches).clone();
@@ -169,8 +169,8 @@ impl<R: Resource> Service<R> {
         for (index, connection) in self.connections.iter().enumerate() {
             watch(Ready::Connection(index), connection.socket.as_fd(), PollFlags::IN);
         }
-        if let Some((served, flags)) = &served {
-            watch(Ready::Served, served.as_fd(), *flags);
+        for served in &served {
+            watch(Ready::Served(served.clone()), served.as_fd(), PollFlags::IN);
         }
         // That the other end is closed is told without being asked for.
         for (slot, end) in ends.iter().enumerate() {
@@ -245,7 +245,7 @@ impl<R: Resource> Service<R> {
     fn hear(&mut self, index: usize) {
         let connection = &mut self.connections[index];
         connection.since = Instant::now();
-        let said = match message::receive(&connection.socket, &mut [0; ROOM]) {
+        let said = match message::receive(&connection.socket, &mut self.room) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             // It has ended and not read all, which is told once, in front of what it has said before.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return,
@@ -296,6 +296,14 @@ impl<R: Resource> Service<R> {
                 inbox.forget(|mail| mail.kind == OFFER && mail.bytes.get(..SENDER) == bytes.get(..SENDER));
                 if descriptors.len() > 2 || !inbox.put(Mail { kind: OFFER, bytes, descriptors }) {
                     self.group.lose(*slot, 1);
+                }
+                Ok(false)
+            }
+            Some(&PACKET) => {
+                // Of a port on another address of this host, which has no mailbox of this group.
+                let packet = &message.bytes[1..];
+                if let (Some(own), Some(datagram)) = (self.group.first_own(), owner::datagram_of(packet)) {
+                    owner::post(&self.group, own, datagram, packet);
                 }
                 Ok(false)
             }

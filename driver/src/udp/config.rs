@@ -95,6 +95,11 @@ pub(super) struct LocalAddress {
 }
 
 impl LocalAddress {
+    /// What tells it from the same address on another interface.
+    pub(super) fn scope_name(&self) -> String {
+        if self.scope == 0 { String::new() } else { format!("%{}", self.interface.name) }
+    }
+
     pub(super) fn find(address: IpAddr) -> Result<LocalAddress, Error> {
         let interfaces = Netlink::open()?.interfaces()?;
         let present = || {

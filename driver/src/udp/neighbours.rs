@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use super::name_of;
 use crate::FrameSource;
 use crate::shm::links::{Links, Neighbour};
 use crate::slots::Slot;
@@ -25,7 +26,7 @@ impl Neighbours {
         local: Vec<IpAddr>,
     ) -> io::Result<Neighbours> {
         let own = Neighbour { address, slot };
-        let mut links = Links::new(own, icrc, |address| format!("udp/{address}"))?;
+        let mut links = Links::new(own, icrc, name_of)?;
         local.into_iter().for_each(|address| links.add_local(address));
         Ok(Neighbours { links, looks: 0 })
     }

@@ -52,6 +52,7 @@ fn open(config: &UdpConfig, place: &LocalAddress, joins: bool) -> Result<OwnedFd
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0).map_err(os)?;
     }
+    free_bind(socket.as_fd(), config.address).map_err(os)?;
     bind(socket.as_fd(), address(config.address, PORT, place.scope)).map_err(|source| {
         match source.raw_os_error() {
             Some(libc::EADDRINUSE) => Holder::in_the_way(config.address, &place.interface),
@@ -90,6 +91,15 @@ pub(super) fn configure(
             _ => os(source),
         }
     })
+}
+
+/// An IPv6 address that has just been given is the interface's, but not yet its sockets'.
+fn free_bind(socket: BorrowedFd<'_>, own: IpAddr) -> io::Result<()> {
+    let (level, option) = match own {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_FREEBIND),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND),
+    };
+    set_option(socket, level, option, 1)
 }
 
 fn share_port(socket: BorrowedFd<'_>) -> io::Result<()> {
@@ -155,12 +165,7 @@ pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd>
     set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     // What goes past the port (a fragment, a packet with IPv4 options) does not pile up in it.
     hear_nothing(socket.as_fd())?;
-    // An IPv6 address that has just been given is the interface's, but not yet its sockets'.
-    let (level, option) = match own {
-        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_FREEBIND),
-        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND),
-    };
-    set_option(socket.as_fd(), level, option, 1)?;
+    free_bind(socket.as_fd(), own)?;
     bind(socket.as_fd(), address(own, PORT, interface.index))?;
     Ok(socket)
 }

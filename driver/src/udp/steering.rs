@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
 use tracing::{info, warn};
 
 use super::receive::Receiver;
@@ -43,6 +42,8 @@ pub(super) struct Sockets {
     was_shared: bool,
     /// The kernel puts packets together that come by the interface.
     puts_together: bool,
+    /// The slot is of a port that has its packets another way: what comes by its socket all the same is mail.
+    is_aside: bool,
 }
 
 /// Datagrams of QP1 that are taken at a time.
@@ -54,7 +55,14 @@ impl Sockets {
     pub(super) fn new(config: UdpConfig, place: LocalAddress) -> io::Result<Sockets> {
         let receiver = Receiver::new()?;
         let puts_together = Netlink::open().is_ok_and(|netlink| netlink.puts_together(&place.interface));
-        Ok(Sockets { config, place, receiver, count: 0, was_shared: false, puts_together })
+        let (count, was_shared, is_aside) = (0, false, false);
+        Ok(Sockets { config, place, receiver, count, was_shared, puts_together, is_aside })
+    }
+
+    /// For slot 0, of a port that does not poll its socket.
+    #[cfg(feature = "af_xdp")]
+    pub(super) fn aside(self) -> Sockets {
+        Sockets { is_aside: true, ..self }
     }
 
     fn os(&self, what: &'static str) -> impl Fn(io::Error) -> Error {
@@ -146,16 +154,17 @@ impl Resource for Sockets {
     }
 
     /// Also while this process is alone, when nothing should come there: another one may have come and ended since.
-    fn served(&self, parts: &Parts, _: u64) -> Option<(Arc<OwnedFd>, PollFlags)> {
+    fn served(&self, parts: &Parts, is_first: bool) -> Vec<Arc<OwnedFd>> {
+        let qp1 = parts.common.first().filter(|_| is_first);
+        let aside = parts.descriptors.first().filter(|_| self.is_aside);
         // Word of packets that came back is told without being asked for.
-        Some((parts.common.first()?.clone(), PollFlags::IN))
+        qp1.into_iter().chain(aside).cloned().collect()
     }
 
-    fn serve(&mut self, group: &Group) {
-        let Some(qp1) = group.parts().common.first().cloned() else { return };
+    fn serve(&mut self, group: &Group, socket: BorrowedFd<'_>) {
         // A process that gives up its last slot serves no more.
         let Some(own) = group.first_own() else { return };
-        hand_on_refusals(qp1.as_fd(), (group, own), |slot, refusal| {
+        hand_on_refusals(socket, (group, own), |slot, refusal| {
             if slot.is_some() {
                 group.post_or_count((own, own), REFUSED, &refusal.to_bytes());
             }
@@ -165,12 +174,11 @@ impl Resource for Sockets {
         let (mut taken, mut stats) = (0, Stats::default());
         while taken < MADS_MAX {
             let mut deliver = |packet: &[u8]| {
-                let Some(datagram) = packet.get(len..) else { return };
-                if owner::post_mad(group, own, datagram, packet) {
-                    group.post_or_count((own, own), PACKET, packet);
+                if let Some(datagram) = packet.get(len..) {
+                    owner::post(group, own, datagram, packet);
                 }
             };
-            match self.receiver.receive(qp1.as_fd(), address, &mut deliver, &mut stats) {
+            match self.receiver.receive(socket, address, &mut deliver, &mut stats) {
                 Ok(count) => taken += count.max(1),
                 Err(_) => break,
             }

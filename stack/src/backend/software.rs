@@ -55,9 +55,7 @@ impl Software {
             let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
             return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
         }
-        if let Layer::Ip(terms) = capabilities.layer {
-            check_qpns(terms.qpns, config.max_qps)?;
-        }
+        check_qpns(capabilities.qpns, config.max_qps)?;
         let port = Port::new(capabilities, config.roce_v1);
         let readiness = Readiness::new().map_err(|source| Error::waiting(&capabilities.interface, source))?;
         let engine = Engine::new(config, port);

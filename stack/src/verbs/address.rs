@@ -55,6 +55,9 @@ pub struct Port {
     pub pkeys: PkeyTable,
     /// What its socket demands, if it is one: packets start at the IP header there.
     pub(crate) socket: Option<SocketTerms>,
+    /// `(rest, divisor)` of the numbers that are its own, of those that contexts on its address share.
+    pub(crate) qpns: (u32, u32),
+    pub(crate) comm_ids: (u32, u32),
 }
 
 impl Port {
@@ -79,6 +82,8 @@ impl Port {
             gids,
             pkeys: PkeyTable::new(),
             socket,
+            qpns: capabilities.qpns,
+            comm_ids: capabilities.comm_ids,
         }
     }
 

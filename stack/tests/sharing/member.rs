@@ -98,8 +98,7 @@ pub(crate) fn run(role: Role) {
     });
     let config = Config::default();
     let mut context = Context::open(Device::open(&format!("udp:{}", role.own)).unwrap(), &config).unwrap();
-    let Layer::Ip(terms) = context.capabilities().layer else { panic!("a socket") };
-    println!("slot {}", terms.comm_ids.0);
+    println!("slot {}", context.capabilities().comm_ids.0);
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8192).unwrap());
     let own = SocketAddr::new(role.own, PORT + role.index as u16);
     context.listen(PortSpace::Tcp, own, &ListenConfig::default().backlog(128)).unwrap();

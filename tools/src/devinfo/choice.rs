@@ -1,7 +1,7 @@
 //! Which backend a device's name stands for, and why.
 
 use ferroce::driver::Capabilities;
-use ferroce::{DeviceSpec, Error};
+use ferroce::{DeviceSpec, Error, SharedMemory};
 use serde::Serialize;
 
 use super::rnics::Rnics;
@@ -31,9 +31,13 @@ impl Choice {
     pub(super) fn new(device: &DeviceSpec, opened: &Capabilities, rnics: Option<&Rnics>) -> Choice {
         let by_name = "the name says so".to_owned();
         let reason = match (device, opened.driver) {
-            (DeviceSpec::Interface(_), "af_xdp") => "the lowest latency in this build".to_owned(),
-            (DeviceSpec::Interface(interface), driver) => {
-                let faster = DeviceSpec::AfXdp { interface: interface.clone(), queue: None };
+            (DeviceSpec::Interface { .. }, "af_xdp") => "the lowest latency in this build".to_owned(),
+            (DeviceSpec::Interface { interface, .. }, driver) => {
+                let faster = DeviceSpec::AfXdp {
+                    interface: interface.clone(),
+                    queue: None,
+                    shared_memory: SharedMemory::Off,
+                };
                 match faster.open() {
                     Err(reason) => format!("af_xdp can't be had: {reason}"),
                     Ok(_) => format!("af_xdp could not be had when {driver} was taken, and can now"),
@@ -42,7 +46,7 @@ impl Choice {
             _ => by_name,
         };
         let interface = match device {
-            DeviceSpec::Interface(name)
+            DeviceSpec::Interface { interface: name, .. }
             | DeviceSpec::AfXdp { interface: name, .. }
             | DeviceSpec::UdpInterface { interface: name, .. } => Some(name),
             _ => None,

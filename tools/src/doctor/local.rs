@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ferroce::driver::netlink::{Interface, Neighbour, Netlink};
 use ferroce::driver::{Capabilities, Error};
-use ferroce::{DeviceSpec, Gid, PathMtu};
+use ferroce::{DeviceSpec, Gid, PathMtu, SharedMemory};
 
 use super::report::Check;
 use crate::endpoint::Interrupt;
@@ -26,7 +26,9 @@ pub(super) fn device_towards(peer: IpAddr) -> Result<DeviceSpec, Failure> {
             "{peer} is this host itself; for a check within it, give each end a socket: `ferroce doctor -d \
              udp:127.0.0.1` and `ferroce doctor -d udp:127.0.0.2 127.0.0.1`"
         ))),
-        Some(interface) => Ok(DeviceSpec::Interface(interface.name)),
+        Some(interface) => {
+            Ok(DeviceSpec::Interface { interface: interface.name, shared_memory: SharedMemory::Off })
+        }
         None => Err(none()),
     }
 }

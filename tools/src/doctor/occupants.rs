@@ -35,7 +35,7 @@ impl Place {
             Ok(interface.map(place))
         };
         match device {
-            DeviceSpec::Interface(name) => whole(name, None),
+            DeviceSpec::Interface { interface: name, .. } => whole(name, None),
             DeviceSpec::AfXdp { interface, .. } => whole(interface, Some("af_xdp")),
             DeviceSpec::Udp { address, .. } => one(*address),
             DeviceSpec::UdpInterface { interface: name, .. } => one(UdpConfig::of_interface(name)?.address),

@@ -128,7 +128,7 @@ fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
         interfaces.iter().find(|interface| interface.addresses.iter().any(|(own, _)| own == address))
     };
     let interface = match device {
-        DeviceSpec::Interface(name)
+        DeviceSpec::Interface { interface: name, .. }
         | DeviceSpec::AfXdp { interface: name, .. }
         | DeviceSpec::UdpInterface { interface: name, .. } => {
             interfaces.iter().find(|interface| interface.name == *name)

@@ -1,4 +1,4 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, Payload, Room, RxFrame, TAIL_MAX};
+use ferroce_driver::{FrameSink, FrameSource, Gathered, Icrc, Nanos, Payload, Room, RxFrame, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
@@ -94,7 +94,7 @@ impl Engine {
     ) -> Option<Qp> {
         let Engine { qps, qpns, shared, port, .. } = self;
         let window = config.window.map_or(shared.window, |window| window.min(shared.window));
-        let (index, count) = port.socket.map_or((0, 1), |terms| terms.qpns);
+        let (index, count) = port.qpns;
         let usable = |n| Qpn::new(n).is_ordinary() && n % count == index;
         let handle = qps.insert_with(|handle| {
             let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, usable));
@@ -183,16 +183,16 @@ impl Engine {
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
     #[inline]
-    fn receive(&mut self, frame: &[u8], has_icrc: bool) {
+    fn receive(&mut self, frame: &[u8], icrc: Icrc) {
         let is_ip = self.port.socket.is_some();
         let packet = match if is_ip { Packet::decode_ip(frame) } else { Packet::decode(frame) } {
             Ok(packet) => packet,
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
-        let checked = match (has_icrc, is_ip) {
-            (false, _) => packet.check_version(),
-            (true, true) => self.check_guessed(&packet),
-            (true, false) => packet.check(self.shared.crc),
+        let checked = match icrc {
+            Icrc::Right if !is_ip => packet.check(self.shared.crc),
+            Icrc::Right | Icrc::Guessed => self.check_guessed(&packet),
+            Icrc::LeftOut => packet.check_version(),
         };
         if let Err(error) = checked {
             return self.shared.count(Counter::of(&error));
@@ -459,7 +459,7 @@ impl FrameSink for Engine {
     }
 
     fn take(&mut self, frame: RxFrame<'_>) {
-        self.receive(frame.bytes(), frame.has_icrc());
+        self.receive(frame.bytes(), frame.icrc());
     }
 }
 

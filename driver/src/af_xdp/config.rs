@@ -1,0 +1,84 @@
+//! What to open.
+
+use std::time::Duration;
+
+use crate::SharedMemory;
+
+/// What to open.
+#[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
+pub struct AfXdpConfig {
+    /// The interface's name.
+    pub interface: String,
+    /// The receive and transmit queue of the interface; all of them if `None`.
+    pub queue: Option<u32>,
+    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
+    /// 65536. Few of them lose frames when the receiver is kept from its core. Several queues divide
+    /// them, but each has 2048 at least (or all, if they are fewer), up to eight queues, and a share of 16384 beyond.
+    pub rx_frames: u32,
+    /// Frames that may be under way to the wire at once, 1 to 1024.
+    pub tx_frames: u32,
+    /// Whether RoCE v1 (EtherType 0x8915) is received as well.
+    pub roce_v1: bool,
+    /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts.
+    /// Helps where the device's interrupts come to the poll loop's own core; does nothing on veth.
+    pub busy_poll: Option<Duration>,
+    /// Whether other processes of this user may share the interface's addresses, by UDP sockets: then half of the queue pair
+    /// numbers are the port's, the even ones. Only a port on all queues shares any.
+    pub sharing: bool,
+    /// Whether processes of this user on addresses of this host are reached by shared memory; without it they are by mail,
+    /// which is slow. It needs `sharing`.
+    pub shared_memory: SharedMemory,
+}
+
+impl AfXdpConfig {
+    /// All queues of the interface, with sizes that lose nothing between two busy cores.
+    pub fn new(interface: impl Into<String>) -> AfXdpConfig {
+        AfXdpConfig {
+            interface: interface.into(),
+            queue: None,
+            rx_frames: 8192,
+            tx_frames: 1024,
+            roce_v1: false,
+            busy_poll: None,
+            sharing: true,
+            shared_memory: SharedMemory::On,
+        }
+    }
+
+    /// One queue of the interface; all of them by default.
+    pub fn queue(self, queue: impl Into<Option<u32>>) -> Self {
+        AfXdpConfig { queue: queue.into(), ..self }
+    }
+
+    /// Buffers for received frames: a power of two, 64 to 65536; 8192 by default.
+    pub fn rx_frames(self, rx_frames: u32) -> Self {
+        AfXdpConfig { rx_frames, ..self }
+    }
+
+    /// Frames under way to the wire at once, 1 to 1024; 1024 by default.
+    pub fn tx_frames(self, tx_frames: u32) -> Self {
+        AfXdpConfig { tx_frames, ..self }
+    }
+
+    /// RoCE v1 is received as well; off by default.
+    pub fn roce_v1(self, roce_v1: bool) -> Self {
+        AfXdpConfig { roce_v1, ..self }
+    }
+
+    /// Polls the device for up to this time; off by default.
+    pub fn busy_poll(self, busy_poll: impl Into<Option<Duration>>) -> Self {
+        AfXdpConfig { busy_poll: busy_poll.into(), ..self }
+    }
+
+    /// Others may share the interface's addresses; on by default.
+    pub fn sharing(self, sharing: bool) -> Self {
+        AfXdpConfig { sharing, ..self }
+    }
+
+    /// Processes of this host are reached by shared memory; on by default.
+    pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
+        AfXdpConfig { shared_memory, ..self }
+    }
+}

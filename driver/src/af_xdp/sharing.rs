@@ -1,0 +1,305 @@
+//! What an AF_XDP port shares with others of this host: its addresses with UDP sockets, and memory with neighbours.
+//!
+//! On each of its addresses the port has slot 0 ([`slots`](crate::slots)). The XDP program leaves packets to odd queue pairs to
+//! the kernel: those are other slots', and QP1's, which the thread of the slots takes and posts. So it does with what the kernel
+//! has for slot 0, for it comes from this host itself. To an address of this host no frame goes by the interface: by memory, or
+//! as mail.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::os_error;
+use crate::holder::{Holder, is_kernels, sockets_on};
+use crate::kept::Copies;
+use crate::netlink::Interface;
+use crate::shm::links::{Counts, Links, Neighbour, behind_ethernet, destination};
+use crate::shm::ring::FRAME_MAX;
+use crate::slots::{self, PACKET, SLOTS, Slot, owner};
+use crate::{ETHERNET_HEADER, Error, FrameSink, FrameSource, Icrc, RxFrame, SharedMemory, Stats, udp};
+
+/// The slot that has all even queue pair numbers.
+pub(super) const SLOT: usize = 0;
+/// Frames of a burst that go as mail, and mail that is taken in one.
+const MAIL_MAX: usize = 64;
+/// So many bursts of the interface have what it had when a ring came.
+const LOOKS_MAX: u32 = 64;
+/// The next hop of addresses of this host.
+pub(super) const HERE: [u8; 6] = [0; 6];
+
+#[derive(Debug)]
+pub(super) struct Sharing {
+    /// Those addresses that are shared. The first slot says what is to be said to neighbours.
+    slots: Vec<(IpAddr, Slot)>,
+    links: Option<Links>,
+    /// Frames go to addresses of this host.
+    is_used: bool,
+    looks: u32,
+    frame: Frame,
+    counts: Mail,
+}
+
+/// Frames that came or went as mail.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mail {
+    rx_frames: u64,
+    rx_bytes: u64,
+    tx_frames: u64,
+    tx_bytes: u64,
+    tx_dropped: u64,
+}
+
+impl Sharing {
+    /// Takes slot 0 of each address of the interface. Where rdma_rxe has the port of all addresses there is nothing to share.
+    ///
+    /// # Errors
+    /// [`Error::PortInUse`] where somebody has slot 0 or the port; [`Error::Sharing`].
+    pub(super) fn join(interface: &Interface, memory: SharedMemory) -> Result<Option<Box<Sharing>>, Error> {
+        let mut slots = Vec::new();
+        let mut local = Vec::new();
+        for address in interface.gid_order() {
+            if sockets_on(address, interface)?.iter().any(is_kernels) {
+                continue;
+            }
+            let (slot, all) = udp::join_aside(address)?;
+            if slot.number() != SLOT {
+                drop(slot);
+                return Err(Holder::in_the_way(address, interface));
+            }
+            slots.push((address, slot));
+            local = all;
+        }
+        let Some((first, _)) = slots.first() else { return Ok(None) };
+        let mut links = None;
+        if memory != SharedMemory::Off {
+            let own = Neighbour { address: *first, slot: SLOT };
+            let made = Links::new(own, memory == SharedMemory::On, udp::name_of);
+            let made =
+                made.map_err(|source| os_error("setting up shared memory", &interface.name, source))?;
+            let mut made = made.of_ethernet();
+            slots.iter().skip(1).for_each(|(address, _)| made.add_own(*address));
+            local.into_iter().for_each(|address| made.add_local(address));
+            links = Some(made);
+        }
+        let (frame, counts) = (Frame::to(interface.mac), Mail::default());
+        Ok(Some(Box::new(Sharing { slots, links, is_used: false, looks: 0, frame, counts })))
+    }
+
+    /// Whether the port shares the address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.slots.iter().any(|(own, _)| *own == address)
+    }
+
+    /// Has the port woken when there is mail.
+    pub(super) fn wake(&self, waker: &Waker) {
+        self.slots.iter().for_each(|(_, slot)| slot.wake(waker.clone()));
+    }
+
+    /// What frames in memory make readable while the port rests.
+    pub(super) fn bell(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.links.iter().map(Links::bell)
+    }
+
+    /// How long a wait that begins now may be at most.
+    pub(super) fn before_wait(&self) -> Duration {
+        match &self.links {
+            _ if self.slots.iter().any(|(_, slot)| slot.has_mail()) => Duration::ZERO,
+            Some(links) if !links.rest() => Duration::ZERO,
+            Some(links) => links.longest_wait(),
+            None => Duration::MAX,
+        }
+    }
+
+    pub(super) fn rise(&self) {
+        self.links.iter().for_each(Links::rise);
+    }
+
+    /// Whether frames to this address stay here.
+    pub(super) fn resolve(&mut self, peer: IpAddr) -> bool {
+        let is_here = match &mut self.links {
+            Some(links) if links.is_local(peer) => {
+                links.add_address(peer);
+                true
+            }
+            _ => self.has(peer),
+        };
+        self.is_used |= is_here;
+        is_here
+    }
+
+    /// Hands what neighbours have sent to `sink`. `received` frames have just come by the interface. Returns how many frames.
+    pub(super) fn receive(&mut self, sink: &mut dyn FrameSink, received: usize) -> usize {
+        let Sharing { slots, links, looks, frame, counts, .. } = self;
+        let Some((_, speaker)) = slots.first() else { return 0 };
+        let mut sink = Framing { sink, frame };
+        let mut taken = links.as_mut().map_or(0, |links| links.receive(speaker, &mut sink));
+        for (address, slot) in slots.iter().filter(|(_, slot)| slot.has_mail()) {
+            for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
+                if mail.kind == PACKET {
+                    taken += 1;
+                    counts.rx_frames += 1;
+                    counts.rx_bytes += mail.bytes.len() as u64;
+                    sink.take(RxFrame::borrowed(&mail.bytes).with_icrc(Icrc::Guessed));
+                } else if let Some(links) = links {
+                    links.take_mail(speaker, *address, mail);
+                }
+            }
+        }
+        // What was sent before a ring was there is mail, or came by the kernel, which makes mail of it.
+        if let Some(links) = links.as_mut().filter(|links| links.has_fresh()) {
+            *looks += 1;
+            if taken + received == 0 || *looks >= LOOKS_MAX {
+                *looks = 0;
+                links.caught_up();
+            }
+        }
+        taken
+    }
+
+    /// Whether frames may stay here.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used || self.links.as_ref().is_some_and(Links::is_used)
+    }
+
+    /// The frames of a source that go by the interface; the others are sent on the way.
+    pub(super) fn outward<'a>(&'a mut self, source: &'a mut dyn FrameSource) -> Outward<'a> {
+        Outward { sharing: self, source, by_memory: 0, posted: 0 }
+    }
+
+    /// Sends a packet to an address of this host to which no ring leads: the first ones to a context, and those for QP1.
+    #[cold]
+    fn post(slots: &[(IpAddr, Slot)], counts: &mut Mail, packet: &[u8]) {
+        counts.tx_frames += 1;
+        counts.tx_bytes += packet.len() as u64;
+        let is_sent = match destination(packet) {
+            Some((to, qpn)) => match slots.iter().find(|(own, _)| *own == to) {
+                Some((_, slot)) => {
+                    if let Some(datagram) = owner::datagram_of(packet) {
+                        owner::post(slot.group(), SLOT, datagram, packet);
+                    }
+                    true
+                }
+                None => say(to, qpn, packet),
+            },
+            None => false,
+        };
+        counts.tx_dropped += u64::from(!is_sent);
+    }
+
+    /// Requests for the service come here, to whichever address.
+    ///
+    /// # Errors
+    /// [`Error::ServiceInUse`], [`Error::Sharing`].
+    pub(super) fn listen(&self, service: u64) -> Result<(), Error> {
+        for (at, (_, slot)) in self.slots.iter().enumerate() {
+            if let Err(error) = slot.listen(service) {
+                self.slots[..at].iter().for_each(|(_, slot)| slot.unlisten(service));
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn unlisten(&self, service: u64) {
+        self.slots.iter().for_each(|(_, slot)| slot.unlisten(service));
+    }
+
+    pub(super) fn add_to(&self, stats: &mut Stats) {
+        let Mail { rx_frames, rx_bytes, tx_frames, tx_bytes, tx_dropped } = self.counts;
+        let memory = self.links.as_ref().map_or(Counts::default(), |links| links.counts);
+        let lost: u64 = self.slots.iter().map(|(_, slot)| slot.lost()).sum();
+        stats.rx_frames += rx_frames + memory.rx_frames;
+        stats.rx_bytes += rx_bytes + memory.rx_bytes;
+        stats.rx_dropped += lost + memory.rx_dropped;
+        stats.tx_frames += tx_frames + memory.tx_frames;
+        stats.tx_bytes += tx_bytes + memory.tx_bytes;
+        stats.tx_dropped += tx_dropped + memory.tx_dropped;
+        stats.tx_by_memory += memory.tx_frames;
+        stats.rx_by_memory += memory.rx_frames;
+        stats.bad_descriptors += memory.corrupt;
+    }
+}
+
+/// Says a packet to a process on an address of this host that the port does not have. Returns whether somebody heard it.
+fn say(to: IpAddr, qpn: u32, packet: &[u8]) -> bool {
+    // Whoever has a slot knows whose QP1's packets are.
+    let slots = if qpn == owner::QP1 { 0..SLOTS } else { owner::slot_of(qpn)..owner::slot_of(qpn) + 1 };
+    let connected = slots.into_iter().find_map(|slot| slots::connect(&udp::name_of(to), slot).ok().flatten());
+    connected.is_some_and(|connection| slots::say(&connection, PACKET, packet, &[]).is_ok())
+}
+
+/// See [`Sharing::outward`].
+pub(super) struct Outward<'a> {
+    sharing: &'a mut Sharing,
+    source: &'a mut dyn FrameSource,
+    by_memory: usize,
+    posted: usize,
+}
+
+impl Outward<'_> {
+    /// Wakes those who have frames now. Returns how many frames stayed here.
+    pub(super) fn end(self) -> usize {
+        self.sharing.links.iter_mut().for_each(Links::end_burst);
+        self.by_memory + self.posted
+    }
+}
+
+impl FrameSource for Outward<'_> {
+    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let Sharing { slots, links, counts, .. } = &mut *self.sharing;
+        let (_, speaker) = slots.first()?;
+        while self.posted < MAIL_MAX {
+            let len = match links {
+                Some(links) => {
+                    let frame = links.send(speaker, self.source, &mut self.by_memory)?;
+                    buffer.get_mut(..frame.len())?.copy_from_slice(frame);
+                    frame.len()
+                }
+                None => self.source.write(buffer)?,
+            };
+            let frame = buffer.get(..len)?;
+            if !frame.starts_with(&HERE) {
+                return Some(len);
+            }
+            self.posted += 1;
+            Sharing::post(slots, counts, behind_ethernet(frame));
+        }
+        None
+    }
+}
+
+/// A frame with an Ethernet header in front, for who expects one of this port.
+#[derive(Debug)]
+struct Frame {
+    bytes: Box<[u8; ETHERNET_HEADER + FRAME_MAX]>,
+    copies: Copies,
+}
+
+impl Frame {
+    fn to(mac: [u8; 6]) -> Frame {
+        let mut bytes = Box::new([0; ETHERNET_HEADER + FRAME_MAX]);
+        bytes[..6].copy_from_slice(&mac);
+        bytes[6..12].copy_from_slice(&mac);
+        Frame { bytes, copies: Copies::default() }
+    }
+}
+
+/// Puts that header in front of what neighbours send, which has none.
+struct Framing<'a> {
+    sink: &'a mut dyn FrameSink,
+    frame: &'a mut Frame,
+}
+
+impl FrameSink for Framing<'_> {
+    fn take(&mut self, packet: RxFrame<'_>) {
+        let Frame { bytes, copies } = &mut *self.frame;
+        let is_v4 = packet.bytes().first().is_some_and(|first| first >> 4 == 4);
+        let (header, to) = bytes.split_at_mut(ETHERNET_HEADER);
+        header[12..].copy_from_slice(if is_v4 { &[0x08, 0] } else { &[0x86, 0xdd] });
+        let Some(to) = to.get_mut(..packet.bytes().len()) else { return };
+        to.copy_from_slice(packet.bytes());
+        let frame = RxFrame::new(&bytes[..ETHERNET_HEADER + packet.bytes().len()], copies);
+        self.sink.take(frame.with_icrc(packet.icrc()));
+    }
+}
