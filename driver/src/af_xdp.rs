@@ -88,7 +88,7 @@ use frames::{Frames, Pages, TxSlots};
 use layout::{FRAME_OVERHEAD, Layout, check};
 use queue::Queue;
 use reservation::{reserve, warn_of_rxe};
-use sharing::{HERE, Sharing};
+use sharing::Sharing;
 use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// AF_XDP sockets on the queues of an interface.
@@ -321,7 +321,9 @@ impl PacketDriver for AfXdp {
         doorbell.polled(queues.iter().map(Queue::socket).chain(bell(sharing)));
         // Lent for the time of the burst.
         let Some(mut sharing) = self.sharing.take() else { return self.receive(sink) };
-        let received = self.receive(sink).map(|received| received + sharing.receive(sink, received));
+        let received =
+            if sharing.is_shared() { self.receive(&mut sharing.filter(sink)) } else { self.receive(sink) };
+        let received = received.map(|received| received + sharing.receive(sink, received));
         self.sharing = Some(sharing);
         received
     }
@@ -376,7 +378,7 @@ impl PacketDriver for AfXdp {
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         if self.sharing.as_mut().is_some_and(|sharing| sharing.resolve(peer)) {
-            return Ok(NextHop::Found(HERE));
+            return Ok(NextHop::Found(self.capabilities.mac));
         }
         if let Some(looked) = self.netlink.look_again(self.interface, peer) {
             return looked;

@@ -182,6 +182,8 @@ fn with_the_option_off_it_is_udp() {
 /// An AF_XDP port has slot 0 of its addresses, and whoever comes by the interface's name behind it a UDP socket beside it.
 #[cfg(feature = "af_xdp")]
 mod beside_af_xdp {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
     use super::*;
@@ -198,19 +200,37 @@ mod beside_af_xdp {
         ends
     }
 
+    /// While `others` on the address poll: QP1 comes to the first of them.
+    fn beside<T>(others: &mut [End], f: impl FnOnce() -> T) -> T {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut clock = Clock::start();
+                while !stop.load(Ordering::Relaxed) {
+                    for end in others.iter_mut() {
+                        end.context.poll(clock.now()).unwrap();
+                    }
+                }
+            });
+            let done = f();
+            stop.store(true, Ordering::Relaxed);
+            done
+        })
+    }
+
     /// A peer on another host, of which no packet goes by memory.
-    fn talk_far(near: End, namespaces: &Namespaces, to: &str) -> End {
+    fn talk_far(near: End, others: &mut [End], namespaces: &Namespaces, to: &str) -> [End; 2] {
         let far = namespaces.in_a(|| End::open(VETH));
-        let [far, near] = talk(far, near, to);
-        assert_eq!(by_memory(&far), [0; 2]);
-        for end in [&far, &near] {
+        let ends = beside(others, || talk(far, near, to));
+        assert_eq!(by_memory(&ends[0]), [0; 2]);
+        for end in &ends {
             assert!(
                 end.context.counters().drops().all(|(_, count)| count == 0),
                 "{}",
                 end.context.counters()
             );
         }
-        near
+        ends
     }
 
     #[test]
@@ -218,16 +238,17 @@ mod beside_af_xdp {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
             for address in ["10.9.0.2", "[fd09::2]"] {
-                let first = End::open(VETH);
+                let mut first = [End::open(VETH)];
                 let mut second = End::open(VETH);
-                assert_eq!((driver(&first), driver(&second)), ("af_xdp", "udp"));
+                assert_eq!((driver(&first[0]), driver(&second)), ("af_xdp", "udp"));
                 if address.starts_with('[') {
                     second = End::open("udp:fd09::2");
                 }
                 // The second one's requests come to the first one's QP1.
-                let second = talk_far(second, &namespaces, &format!("{address}:7471"));
+                let [_, second] = talk_far(second, &mut first, &namespaces, &format!("{address}:7471"));
                 assert!(second.context.driver_stats().rx_frames > 100);
-                let first = talk_far(first, &namespaces, &format!("{address}:7472"));
+                let [first] = first;
+                let [_, first] = talk_far(first, &mut [second], &namespaces, &format!("{address}:7472"));
                 assert!(first.context.driver_stats().handed_on > 0, "{:?}", first.context.driver_stats());
             }
         });
@@ -239,6 +260,7 @@ mod beside_af_xdp {
         namespaces.in_b(|| {
             for option in ["", ",shm=noicrc", ",shm=off"] {
                 for server in [0, 1] {
+                    println!("{option}, server {server}");
                     let device = format!("{VETH}{option}");
                     let mut ends = [End::open(&device), End::open(&device)];
                     assert_eq!(ends.each_ref().map(driver), ["af_xdp", "udp"]);
@@ -253,7 +275,14 @@ mod beside_af_xdp {
                     }
                 }
             }
-            // Another address of the host.
+        });
+    }
+
+    /// Of a port with another driver.
+    #[test]
+    fn other_addresses_of_the_host_are_reached_too() {
+        let Some(namespaces) = Namespaces::new(9000) else { return };
+        namespaces.in_b(|| {
             for devices in [["udp:127.0.0.1", VETH], [VETH, "udp:127.0.0.1"]] {
                 let to = if devices[1] == VETH { "10.9.0.2:7471" } else { "127.0.0.1:7471" };
                 let [a, b] = devices.map(End::open);
@@ -267,16 +296,15 @@ mod beside_af_xdp {
     fn who_comes_behind_takes_the_place() {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
-            let first = End::open(VETH);
-            let far = namespaces.in_a(|| End::open(VETH));
-            let mut ends = talk(far, End::open(VETH), "10.9.0.2:7471");
+            let mut first = [End::open(VETH)];
+            let mut ends = talk_far(End::open(VETH), &mut first, &namespaces, "10.9.0.2:7471");
             drop(first);
             exchange(&mut ends);
             let next = End::open(VETH);
             assert_eq!(driver(&next), "af_xdp");
             exchange(&mut ends);
             drop(ends);
-            talk_far(next, &namespaces, "10.9.0.2:7472");
+            talk_far(next, &mut [], &namespaces, "10.9.0.2:7472");
             // A socket that has all packets of the address leaves nothing to AF_XDP.
             let _socket = End::open("udp:10.9.0.2");
             assert_eq!(driver(&End::open(VETH)), "udp");

@@ -11,7 +11,7 @@
 //!
 //! each with or without one 802.1Q tag. UDP goes there only if the map of destinations has the address for that queue:
 //! other addresses (of a bridge's guests, a container's) have other programs. Of an address that the port shares with UDP
-//! sockets, packets to odd queue pairs, QP1 among them, are theirs ([`slots`](crate::slots)). Following IPv4 options would take arithmetic with packet
+//! sockets, packets to odd queue pairs are theirs, but for QP1 ([`slots`](crate::slots)). Following IPv4 options would take arithmetic with packet
 //! pointers that the verifier allows to CAP_PERFMON only.
 
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::slots::owner;
 
 /// What the map of destinations says of an address: all packets are the port's.
 pub(super) const ALL: u8 = 1;
-/// Of an address that it shares: those to even queue pairs are.
+/// Of an address that it shares: those to even queue pairs are, and those to QP1.
 pub(super) const EVEN: u8 = 2;
 
 /// Bytes of a key in the map of destinations: an IPv6 address or an IPv4-mapped one, and a queue as the program
@@ -109,6 +109,8 @@ pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<
     a.jump_if(EQUAL, R0, 0, pass);
     a.load(BYTE, R0, R0, 0);
     a.jump_if(EQUAL, R0, ALL.into(), redirect);
+    a.and(R7, be32(0x00ff_ffff));
+    a.jump_if(EQUAL, R7, be32(owner::QP1), redirect);
     a.and(R7, be32(owner::SHARED));
     a.jump_if(NOT_EQUAL, R7, 0, pass);
 

@@ -1,9 +1,9 @@
 //! What an AF_XDP port shares with others of this host: its addresses with UDP sockets, and memory with neighbours.
 //!
-//! On each of its addresses the port has slot 0 ([`slots`](crate::slots)). The XDP program leaves packets to odd queue pairs to
-//! the kernel: those are other slots', and QP1's, which the thread of the slots takes and posts. So it does with what the kernel
-//! has for slot 0, for it comes from this host itself. To an address of this host no frame goes by the interface: by memory, or
-//! as mail.
+//! On each of its addresses the port has slot 0 ([`slots`](crate::slots)). The XDP program leaves packets to other slots, by
+//! their odd queue pairs, to the kernel. What comes to QP1 the port hands on, if it is another one's. What the kernel has for
+//! slot 0 and QP1 comes from this host itself; the thread of the slots takes and posts it. To an address of this host no frame
+//! goes by the interface: by memory, or as mail.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,9 @@ use crate::netlink::Interface;
 use crate::shm::links::{Counts, Links, Neighbour, behind_ethernet, destination};
 use crate::shm::ring::FRAME_MAX;
 use crate::slots::{self, PACKET, SLOTS, Slot, owner};
-use crate::{ETHERNET_HEADER, Error, FrameSink, FrameSource, Icrc, RxFrame, SharedMemory, Stats, udp};
+use crate::{
+    ETHERNET_HEADER, Error, FilteredSink, FrameSink, FrameSource, Icrc, RxFrame, SharedMemory, Stats, udp,
+};
 
 /// The slot that has all even queue pair numbers.
 pub(super) const SLOT: usize = 0;
@@ -25,8 +27,6 @@ pub(super) const SLOT: usize = 0;
 const MAIL_MAX: usize = 64;
 /// So many bursts of the interface have what it had when a ring came.
 const LOOKS_MAX: u32 = 64;
-/// The next hop of addresses of this host.
-pub(super) const HERE: [u8; 6] = [0; 6];
 
 #[derive(Debug)]
 pub(super) struct Sharing {
@@ -48,6 +48,7 @@ struct Mail {
     tx_frames: u64,
     tx_bytes: u64,
     tx_dropped: u64,
+    handed_on: u64,
 }
 
 impl Sharing {
@@ -115,7 +116,7 @@ impl Sharing {
         self.links.iter().for_each(Links::rise);
     }
 
-    /// Whether frames to this address stay here.
+    /// Whether frames to this address stay here: the port's own hardware address is their next hop.
     pub(super) fn resolve(&mut self, peer: IpAddr) -> bool {
         let is_here = match &mut self.links {
             Some(links) if links.is_local(peer) => {
@@ -130,7 +131,7 @@ impl Sharing {
 
     /// Hands what neighbours have sent to `sink`. `received` frames have just come by the interface. Returns how many frames.
     pub(super) fn receive(&mut self, sink: &mut dyn FrameSink, received: usize) -> usize {
-        let Sharing { slots, links, looks, frame, counts, .. } = self;
+        let Sharing { slots, links, looks, frame, is_used, counts, .. } = self;
         let Some((_, speaker)) = slots.first() else { return 0 };
         let mut sink = Framing { sink, frame };
         let mut taken = links.as_mut().map_or(0, |links| links.receive(speaker, &mut sink));
@@ -138,6 +139,8 @@ impl Sharing {
             for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
                 if mail.kind == PACKET {
                     taken += 1;
+                    // It is answered.
+                    *is_used = true;
                     counts.rx_frames += 1;
                     counts.rx_bytes += mail.bytes.len() as u64;
                     sink.take(RxFrame::borrowed(&mail.bytes).with_icrc(Icrc::Guessed));
@@ -155,6 +158,29 @@ impl Sharing {
             }
         }
         taken
+    }
+
+    /// In front of a sink of what comes by the interface: packets to QP1 of an address with several processes are handed on.
+    pub(super) fn filter<'a>(
+        &'a mut self,
+        sink: &'a mut dyn FrameSink,
+    ) -> FilteredSink<'a, impl FnMut(&[u8]) -> bool> {
+        let Sharing { slots, counts, .. } = self;
+        FilteredSink::new(sink, |frame| {
+            let packet = behind_ethernet(frame);
+            let Some((to, owner::QP1)) = destination(packet) else { return true };
+            let group = slots.iter().find(|(own, _)| *own == to).map(|(_, slot)| slot.group());
+            let Some(group) = group.filter(|group| group.is_shared()) else { return true };
+            let Some(datagram) = owner::datagram_of(packet) else { return true };
+            let is_own = owner::post_mad(group, SLOT, datagram, packet);
+            counts.handed_on += u64::from(!is_own);
+            is_own
+        })
+    }
+
+    /// Whether an address has several processes.
+    pub(super) fn is_shared(&self) -> bool {
+        self.slots.iter().any(|(_, slot)| slot.group().is_shared())
     }
 
     /// Whether frames may stay here.
@@ -206,7 +232,7 @@ impl Sharing {
     }
 
     pub(super) fn add_to(&self, stats: &mut Stats) {
-        let Mail { rx_frames, rx_bytes, tx_frames, tx_bytes, tx_dropped } = self.counts;
+        let Mail { rx_frames, rx_bytes, tx_frames, tx_bytes, tx_dropped, handed_on } = self.counts;
         let memory = self.links.as_ref().map_or(Counts::default(), |links| links.counts);
         let lost: u64 = self.slots.iter().map(|(_, slot)| slot.lost()).sum();
         stats.rx_frames += rx_frames + memory.rx_frames;
@@ -215,6 +241,7 @@ impl Sharing {
         stats.tx_frames += tx_frames + memory.tx_frames;
         stats.tx_bytes += tx_bytes + memory.tx_bytes;
         stats.tx_dropped += tx_dropped + memory.tx_dropped;
+        stats.handed_on += handed_on;
         stats.tx_by_memory += memory.tx_frames;
         stats.rx_by_memory += memory.rx_frames;
         stats.bad_descriptors += memory.corrupt;
@@ -247,7 +274,7 @@ impl Outward<'_> {
 
 impl FrameSource for Outward<'_> {
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let Sharing { slots, links, counts, .. } = &mut *self.sharing;
+        let Sharing { slots, links, frame: own, counts, .. } = &mut *self.sharing;
         let (_, speaker) = slots.first()?;
         while self.posted < MAIL_MAX {
             let len = match links {
@@ -259,7 +286,7 @@ impl FrameSource for Outward<'_> {
                 None => self.source.write(buffer)?,
             };
             let frame = buffer.get(..len)?;
-            if !frame.starts_with(&HERE) {
+            if !frame.starts_with(own.mac()) {
                 return Some(len);
             }
             self.posted += 1;
@@ -277,9 +304,14 @@ struct Frame {
 }
 
 impl Frame {
+    fn mac(&self) -> &[u8] {
+        &self.bytes[..6]
+    }
+
     fn to(mac: [u8; 6]) -> Frame {
         let mut bytes = Box::new([0; ETHERNET_HEADER + FRAME_MAX]);
         bytes[..6].copy_from_slice(&mac);
+        // Answers stay here.
         bytes[6..12].copy_from_slice(&mac);
         Frame { bytes, copies: Copies::default() }
     }

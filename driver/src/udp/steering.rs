@@ -22,7 +22,7 @@ use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
 use crate::holder::sockets_on;
 use crate::netlink::Netlink;
 use crate::slots::owner::{self, NUMBERS, SHARED};
-use crate::slots::{Group, PACKET, Parts, Resource};
+use crate::slots::{Group, Parts, Resource};
 use crate::{Error, Refusal, Stats};
 
 /// Where the socket of QP1 is in the kernel's group.
@@ -183,8 +183,10 @@ impl Resource for Sockets {
                 Err(_) => break,
             }
         }
-        // The socket is that of all: what it had no room for is counted once.
-        let full = socket::dropped(qp1.as_fd()).map_or(0, |dropped| group.untold(dropped));
+        // The socket of QP1 is that of all: what it had no room for is counted once.
+        let qp1 = group.parts().common.first().cloned();
+        let full = qp1.and_then(|qp1| socket::dropped(qp1.as_fd()).ok());
+        let full = full.map_or(0, |dropped| group.untold(dropped));
         group.lose(own, stats.rx_dropped + full);
     }
 }
