@@ -262,7 +262,8 @@ fn child(test: &str, task: &str, user: u32) -> Child {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", &format!("slots::tests::{test}"), "--nocapture"]).env("FERROCE_SLOTS", task);
     if user != 0 {
-        command.uid(user).gid(user);
+        // Nor read what the sanitizer is told.
+        command.uid(user).gid(user).env_remove("ASAN_OPTIONS").env_remove("LSAN_OPTIONS");
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
