@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::PORT;
 use crate::next_hop::octets;
-use crate::slots::owner::SHARED;
+use crate::slots::owner::{QP1, SHARED, qpn_of};
 
 /// IPv4 and UDP.
 pub(super) const LEN_V4: usize = 28;
@@ -80,38 +80,38 @@ impl Template {
     }
 }
 
-/// What the packets of one send have in common, as their headers say.
+/// What the packets of one send have in common, as their headers say. In numbers: bytes that were just put together one by
+/// one would be waited for when they are compared, for each packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
-    /// The receiver; an IPv4 address is in the first four bytes.
-    pub(super) destination: [u8; 16],
+    /// The receiver: [`Ipv4Addr::to_bits`](std::net::Ipv4Addr::to_bits), or those of an IPv6 address.
+    pub(super) destination: u128,
     pub(super) port: u16,
     pub(super) tos: u8,
     pub(super) hop_limit: u8,
     /// The queue pair, if the receiver's address may be [shared](SHARED): its kernel hands
-    /// what is sent at once to one socket. Zeros if not.
-    qpn: [u8; 3],
+    /// what is sent at once to one socket. 0 if not.
+    qpn: u32,
 }
 
 impl Key {
     /// Whether it is a MAD, for QP1.
     pub(super) fn is_mad(&self) -> bool {
-        self.qpn == [0, 0, 1]
+        self.qpn == QP1
     }
 
     /// Of a packet of the IP version whose headers are `len` long; `None` if it is not one to be sent.
     pub(super) fn of(packet: &[u8], len: usize) -> Option<Key> {
-        let qpn: [u8; 3] = *packet.get(len + 5..)?.first_chunk()?;
-        let qpn = if u32::from(qpn[2]) & SHARED == SHARED { qpn } else { [0; 3] };
+        let qpn = qpn_of(packet.get(len..)?)?;
+        let qpn = if qpn & SHARED == SHARED { qpn } else { 0 };
         let udp = len - 8;
         let port = u16::from_be_bytes([packet[udp + 2], packet[udp + 3]]);
-        let mut destination = [0; 16];
-        let (version, tos, hop_limit) = if len == LEN_V4 {
-            destination[..4].copy_from_slice(&packet[16..20]);
-            (4, packet[1], packet[8])
+        let (version, destination, tos, hop_limit) = if len == LEN_V4 {
+            let destination = u32::from_be_bytes(*packet[16..].first_chunk()?);
+            (4, destination.into(), packet[1], packet[8])
         } else {
-            destination.copy_from_slice(&packet[24..40]);
-            (6, packet[0] << 4 | packet[1] >> 4, packet[7])
+            let destination = u128::from_be_bytes(*packet[24..].first_chunk()?);
+            (6, destination, packet[0] << 4 | packet[1] >> 4, packet[7])
         };
         (packet[0] >> 4 == version).then_some(Key { destination, port, tos, hop_limit, qpn })
     }
@@ -134,8 +134,8 @@ mod tests {
             assert_eq!(frame[2..4], (len as u16).to_be_bytes());
             assert_eq!(frame[24..26], (len as u16 - 20).to_be_bytes());
             let key = Key::of(&frame, LEN_V4).expect("an IPv4 packet");
-            assert_eq!((&key.destination[..4], key.port), (&[10, 9, 0, 2][..], PORT));
-            assert_eq!((key.tos, key.hop_limit, key.qpn), (0x6a, 63, [0xed; 3]));
+            assert_eq!((key.destination, key.port), (0x0a09_0002, PORT));
+            assert_eq!((key.tos, key.hop_limit, key.qpn), (0x6a, 63, 0xeded_eded & 0x00ff_ffff));
             assert_eq!(Key::of(&frame, LEN_V6), None);
         }
     }
@@ -147,7 +147,7 @@ mod tests {
         let mut frame = vec![0xee; 100];
         Template::new(source, destination.into(), 0x6a, 63).write(&mut frame, 7);
         let key = Key::of(&frame, LEN_V6).expect("an IPv6 packet");
-        assert_eq!((key.destination, key.port), (destination.octets(), PORT));
+        assert_eq!((key.destination, key.port), (destination.to_bits(), PORT));
         assert_eq!((key.tos, key.hop_limit), (0x6a, 63));
         assert_eq!((frame[4..6].to_vec(), frame[44..46].to_vec()), (vec![0, 60], vec![0, 60]));
         assert_eq!(Key::of(&frame, LEN_V4), None);

@@ -17,6 +17,8 @@ const GROUPS: usize = 16;
 const STAGE: usize = 192 << 10;
 /// The kernel's UDP_MAX_SEGMENTS, as long as it has been there.
 const SEGMENTS_MAX: usize = 64;
+/// What a packet ends with.
+const ICRC_LEN: usize = 4;
 /// The longest UDP datagram, over IPv4 and IPv6.
 const DATAGRAM_MAX: usize = 65535 - LEN_V6;
 
@@ -86,8 +88,8 @@ impl Transmitter {
         let mut taken = 0;
         while self.has_room() {
             let written = match self.header_len {
-                LEN_V4 => self.write::<LEN_V4>(source, stats),
-                _ => self.write::<LEN_V6>(source, stats),
+                LEN_V4 => self.write::<{ LEN_V4 - ICRC_LEN }>(source, stats),
+                _ => self.write::<{ LEN_V6 - ICRC_LEN }>(source, stats),
             };
             match written {
                 Some(was_taken) => taken += usize::from(was_taken),
@@ -97,16 +99,18 @@ impl Transmitter {
         (taken, true)
     }
 
-    /// Writes one packet, whose headers, of `N` bytes, lie over the end of the packet before. Those bytes
-    /// come back afterwards: so what is sent at once lies in one piece. Returns whether it is one to be
-    /// sent, or `None` if there was none.
+    /// Writes one packet, whose headers lie over the end of the packet before: over `N` bytes and its ICRC. Those
+    /// come back afterwards, so what is sent at once lies in one piece. The ICRC is read by itself, as it was written: a wider
+    /// read would wait until it has come to the cache. Returns whether it is a packet to be sent, or `None` if there was none.
     #[inline]
     fn write<const N: usize>(&mut self, source: &mut dyn FrameSource, stats: &mut Stats) -> Option<bool> {
-        let start = self.end - N;
+        let header_len = N + ICRC_LEN;
+        let start = self.end - header_len;
         let covered: [u8; N] = *self.memory[start..].first_chunk()?;
+        let icrc: [u8; ICRC_LEN] = *self.memory[start + N..].first_chunk()?;
         let written = source.write(&mut self.memory[start..]).map(|len| {
             let packet = self.memory.get(start..start + len).filter(|_| len <= self.max_frame);
-            let key = packet.and_then(|packet| Key::of(packet, N));
+            let key = packet.and_then(|packet| Key::of(packet, header_len));
             match key {
                 Some(key) => self.append(key, len, source),
                 None => stats.tx_dropped += 1,
@@ -114,6 +118,7 @@ impl Transmitter {
             key.is_some()
         });
         self.memory[start..start + N].copy_from_slice(&covered);
+        self.memory[start + N..start + header_len].copy_from_slice(&icrc);
         written
     }
 
@@ -127,6 +132,7 @@ impl Transmitter {
     }
 
     /// Takes up the packet of `len` bytes behind what is written.
+    #[inline(always)]
     fn append(&mut self, key: Key, len: usize, source: &mut dyn FrameSource) {
         let start = self.end - self.header_len;
         let segment = len - self.header_len;
@@ -331,12 +337,11 @@ impl Transmitter {
     }
 
     fn peer(&self, group: &Group) -> IpAddr {
-        let bytes = group.key.destination;
+        let address = group.key.destination;
         if self.header_len == LEN_V4 {
-            let [a, b, c, d, ..] = bytes;
-            Ipv4Addr::new(a, b, c, d).into()
+            Ipv4Addr::from_bits(address as u32).into()
         } else {
-            Ipv6Addr::from(bytes).into()
+            Ipv6Addr::from_bits(address).into()
         }
     }
 }
