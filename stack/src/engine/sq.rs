@@ -93,10 +93,13 @@ impl SendQueue {
         self.tail
     }
 
-    /// Fetches the work request `number` into the cache.
+    /// Fetches the work request `number` into the cache, if it is posted, with its first SGE. It is not looked into:
+    /// whoever does waits for it.
     pub(crate) fn prefetch(&self, number: u32) {
-        prefetch(self.wqe(number));
-        prefetch(self.sges(number));
+        if number != self.tail {
+            prefetch(self.wqe(number));
+            self.sges.get(self.index(number) * self.max_sge as usize).into_iter().for_each(prefetch);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
