@@ -44,6 +44,8 @@ use crate::{
 };
 use config::LocalAddress;
 pub use config::UdpConfig;
+#[cfg(feature = "af_xdp")]
+pub(crate) use config::is_link_local;
 use neighbours::{Neighbours, Others};
 use receive::{Receiver, place};
 #[cfg(feature = "af_xdp")]

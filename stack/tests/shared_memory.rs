@@ -223,12 +223,11 @@ mod beside_af_xdp {
         let far = namespaces.in_a(|| End::open(VETH));
         let ends = beside(others, || talk(far, near, to));
         assert_eq!(by_memory(&ends[0]), [0; 2]);
-        for end in &ends {
-            assert!(
-                end.context.counters().drops().all(|(_, count)| count == 0),
-                "{}",
-                end.context.counters()
-            );
+        for (n, end) in ends.iter().enumerate() {
+            let counters = end.context.counters();
+            // What the near end answers to a peer that has just ended comes to the next one there.
+            let is_none = |(counter, count)| count == 0 || counter == Counter::CmRxUnknown.name();
+            assert!(counters.drops().all(is_none), "end {n}: {counters}");
         }
         ends
     }

@@ -59,7 +59,10 @@ impl Sharing {
     pub(super) fn join(interface: &Interface, memory: SharedMemory) -> Result<Option<Box<Sharing>>, Error> {
         let mut slots = Vec::new();
         let mut local = Vec::new();
-        for address in interface.gid_order() {
+        let mut addresses = interface.gid_order();
+        // A link-local one says less of whose it is.
+        addresses.sort_by_key(|address| udp::is_link_local(*address));
+        for address in addresses {
             if sockets_on(address, interface)?.iter().any(is_kernels) {
                 continue;
             }
@@ -71,17 +74,21 @@ impl Sharing {
             slots.push((address, slot));
             local = all;
         }
-        let Some((first, _)) = slots.first() else { return Ok(None) };
+        let mut own =
+            slots.iter().map(|(address, _)| *address).filter(|address| !udp::is_link_local(*address));
         let mut links = None;
-        if memory != SharedMemory::Off {
-            let own = Neighbour { address: *first, slot: SLOT };
-            let made = Links::new(own, memory == SharedMemory::On, udp::name_of);
+        if let (true, Some(first)) = (memory != SharedMemory::Off, own.next()) {
+            let first_own = Neighbour { address: first, slot: SLOT };
+            let made = Links::new(first_own, memory == SharedMemory::On, udp::name_of);
             let made =
                 made.map_err(|source| os_error("setting up shared memory", &interface.name, source))?;
             let mut made = made.of_ethernet();
-            slots.iter().skip(1).for_each(|(address, _)| made.add_own(*address));
+            own.for_each(|address| made.add_own(address));
             local.into_iter().for_each(|address| made.add_local(address));
             links = Some(made);
+        }
+        if slots.is_empty() {
+            return Ok(None);
         }
         let (frame, counts) = (Frame::to(interface.mac), Mail::default());
         Ok(Some(Box::new(Sharing { slots, links, is_used: false, looks: 0, frame, counts })))

@@ -282,9 +282,9 @@ impl<R: Resource> Service<R> {
             }
             Some(&JOINED) => {
                 let joined = Joined::read(message).ok_or(io::ErrorKind::InvalidData)?;
-                // As above.
-                let _ = message::send(connection, &[&[HEARD]], &[]);
                 self.take_in(joined);
+                // As above. Whoever hears it relies on being known here.
+                let _ = message::send(&self.connections[index].socket, &[&[HEARD]], &[]);
                 Ok(true)
             }
             Some(&OFFER) => {

@@ -129,6 +129,6 @@ fn check_up(interface: &Interface) -> Result<(), Error> {
     if interface.up { Ok(()) } else { Err(Error::InterfaceDown { name: interface.name.clone() }) }
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
