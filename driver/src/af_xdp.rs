@@ -74,6 +74,7 @@ use tracing::{info, warn};
 use xsk_rs::umem::frame::FrameDesc;
 
 use crate::icmp::IcmpListener;
+use crate::kept::COPIES_MAX;
 use crate::membership::Membership;
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::slots::owner;
@@ -329,7 +330,8 @@ impl PacketDriver for AfXdp {
     }
 
     fn keeps(&self) -> usize {
-        self.queues.iter().map(Queue::keeps).sum()
+        let copies = if self.sharing.is_some() { COPIES_MAX } else { 0 };
+        self.queues.iter().map(Queue::keeps).sum::<usize>() + copies
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
