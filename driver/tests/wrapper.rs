@@ -11,7 +11,7 @@ use std::time::Duration;
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::{
     Armed, Capabilities, EitherSource, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered,
-    Memory, Nanos, NextHop, PacketDriver, Payload, Refusal, Room, RxFrame, Sent, SpanMut, Stats, TAIL_MAX,
+    Memory, Nanos, NextHop, PacketDriver, Payload, Placed, Refusal, Room, RxFrame, Sent, Stats, TAIL_MAX,
     Wrapper,
 };
 
@@ -210,7 +210,7 @@ impl FrameSource for Ends {
         self.0.push("place");
         head[..40].fill(7);
         tail[..4].fill(7);
-        room.place(&[10, 0, 0, 2], 5, 16)?.copy_from([7; 16].as_slice().into());
+        room.place(&[10, 0, 0, 2], 5, 16)?.to.copy_from([7; 16].as_slice().into());
         Some(Gathered { head: 40, tail: 4 })
     }
     fn payload(&self) -> Option<Payload<'_>> {
@@ -227,9 +227,9 @@ impl FrameSource for Ends {
 struct Scratch([u8; 16]);
 
 impl Room for Scratch {
-    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<SpanMut<'_>> {
+    fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>> {
         assert_eq!((destination, qpn, payload), (&[10, 0, 0, 2][..], 5, 16));
-        Some(self.0.as_mut_slice().into())
+        Some(Placed { to: self.0.as_mut_slice().into(), icrc: true })
     }
 }
 

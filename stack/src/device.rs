@@ -314,8 +314,8 @@ const ICRC_OFF: &str = ",icrc=off";
 /// What a device has in front of what it says of shared memory, and that.
 fn split_shm(device: &str) -> (&str, SharedMemory) {
     let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
-    let found = options.filter_map(|option| Some((device.strip_suffix(shm(option))?, option)));
-    found.last().unwrap_or((device, SharedMemory::On))
+    let mut found = options.filter_map(|option| Some((device.strip_suffix(shm(option))?, option)));
+    found.next().unwrap_or((device, SharedMemory::On))
 }
 
 /// What a device says of it.
@@ -461,7 +461,7 @@ mod tests {
 
     #[test]
     fn an_interface_that_does_not_exist_is_named() {
-        let opened = DeviceSpec::Interface("no-such-if".into()).open();
+        let opened = "no-such-if".parse::<DeviceSpec>().expect("a name").open();
         let refusal = opened.map(|driver| driver.capabilities().clone()).expect_err("it does not exist");
         assert!(refusal.to_string().contains("'no-such-if'"), "{refusal}");
     }

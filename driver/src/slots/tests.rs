@@ -4,6 +4,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags};
+
 use super::join::{HELLO, JOINED};
 use super::*;
 
@@ -183,7 +185,7 @@ fn a_newcomer_that_did_not_become_a_member_is_forgotten() {
 fn hold(slot: &Slot) -> MutexGuard<'_, Parts> {
     let parts = slot.group().parts();
     slot.group().ring();
-    let mut bell = [rustix::event::PollFd::new(&slot.group().bell, PollFlags::IN)];
+    let mut bell = [PollFd::new(&slot.group().bell, PollFlags::IN)];
     let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     // It may wait for the lock already, and has not heard the bell then.
     let end = Instant::now() + Duration::from_millis(100);
@@ -231,7 +233,7 @@ fn a_newcomer_that_was_not_answered_in_time_is_heard() {
     let first = join_one("late");
     let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
     message::send(&connection, &[&[HELLO]], &[]).unwrap();
-    let answered = rustix::event::PollFd::new(&connection, PollFlags::IN);
+    let answered = PollFd::new(&connection, PollFlags::IN);
     rustix::event::poll(&mut [answered], None).unwrap();
     let held = hold(&first);
     let _mailbox = say_joined(&connection);

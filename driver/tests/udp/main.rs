@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::udp::{Udp, UdpConfig};
-use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
+use ferroce_driver::{Error, FrameSource, Nanos, NextHop, PacketDriver, RefusalReason};
 use ferroce_driver_test_support::patience::until;
 use ferroce_driver_test_support::readiness;
 
@@ -269,9 +269,9 @@ fn expect_dealt(group: &mut [Udp], peer: &mut Udp, shape: Shape) {
         send(peer, batch);
     }
     for (index, port) in group.iter_mut().enumerate() {
-        let Layer::Ip(terms) = port.capabilities().layer else { panic!("a socket") };
+        let capabilities = port.capabilities();
         let (rest, divisor) = if index == 0 { (0, 2) } else { (2 * index as u32 + 1, 128) };
-        assert_eq!((terms.qpns, terms.comm_ids), ((rest, divisor), (index as u32, 64)));
+        assert_eq!((capabilities.qpns, capabilities.comm_ids), ((rest, divisor), (index as u32, 64)));
         let mine = qpns.iter().zip(&packets).filter(|(qpn, _)| slot_of(**qpn) == index);
         let mine: Vec<_> = mine.map(|(_, packet)| comparable(packet)).collect();
         assert!(mine.len() > 3);
@@ -306,8 +306,7 @@ fn many_may_open_an_address_at_once() {
 }
 
 fn slot_of(port: &Udp) -> usize {
-    let Layer::Ip(terms) = port.capabilities().layer else { panic!("a socket") };
-    terms.comm_ids.0 as usize
+    port.capabilities().comm_ids.0 as usize
 }
 
 /// No option gets a stranger in but the one that Linux gives the same user; then the kernel's order is not known, and nobody

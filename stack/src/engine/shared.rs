@@ -157,6 +157,8 @@ mod tests {
                 gids: Vec::new(),
                 pkeys: crate::PkeyTable::new(),
                 socket,
+                qpns: (0, 1),
+                comm_ids: (0, 1),
             })
         };
         // Twice net.core.rmem_default, and twice 4 MiB.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce::driver::Layer;
 use ferroce::*;
 
 const ROLE: &str = "FERROCE_SHARING_MEMBER";
