@@ -17,9 +17,9 @@ pub struct RxFrame<'a> {
 /// What the ICRC of a received frame can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icrc {
-    /// Whether the frame is whole; of a [port of IP packets](crate::Layer::Ip), if the identification is guessed right.
+    /// Whether the frame is whole.
     Right,
-    /// The same: the kernel has had the frame, and its IPv4 identification is a guess.
+    /// The same, but another IPv4 identification may make it right: the kernel has had the frame, and this one is a guess.
     Guessed,
     /// Nothing: the frame came by memory, and both ends have left the ICRC out.
     LeftOut,
@@ -38,8 +38,8 @@ impl<'a> RxFrame<'a> {
         RxFrame { bytes, keeper: Some(keeper), icrc: Icrc::Right }
     }
 
-    /// The same frame, with an ICRC that tells this.
-    pub(crate) fn with_icrc(self, icrc: Icrc) -> RxFrame<'a> {
+    /// The same frame, with an ICRC that tells this; [`Icrc::Right`] by default.
+    pub fn with_icrc(self, icrc: Icrc) -> RxFrame<'a> {
         RxFrame { icrc, ..self }
     }
 

@@ -278,7 +278,7 @@ pub enum Layer {
     Ethernet,
     /// IP packets, without a link header. The kernel makes the IP and UDP headers: of a packet to
     /// send the driver takes addresses, TOS, TTL and UDP source port; of a received one it writes
-    /// anew what the kernel tells, and the IPv4 identification, which it doesn't tell, is a guess.
+    /// anew what the kernel tells, and the IPv4 identification, which it doesn't tell, is a guess ([`Icrc::Guessed`]).
     Ip(SocketTerms),
 }
 

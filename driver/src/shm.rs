@@ -101,7 +101,7 @@ impl Shm {
         if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(is_plain) {
             return Err(Error::Invalid {
                 parameter: "name of shared memory",
-                value: name.escape_debug().to_string(),
+                value: format!("'{}'", name.escape_debug()),
                 expected: format!("1 to {NAME_MAX} letters, digits, '-', '_' and '.'"),
             });
         }

@@ -39,8 +39,8 @@ use crate::shm::links::Counts;
 use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
-    Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver,
-    Refusal, RxFrame, SharedMemory, SocketTerms, Stats,
+    Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Icrc, Layer, Nanos, NextHop,
+    PacketDriver, Refusal, RxFrame, SharedMemory, SocketTerms, Stats,
 };
 use config::LocalAddress;
 pub use config::UdpConfig;
@@ -336,7 +336,8 @@ impl PacketDriver for Udp {
                         received += 1;
                         stats.rx_frames += 1;
                         stats.rx_bytes += mail.bytes.len() as u64;
-                        sink.take(RxFrame::new(&mail.bytes, &mut receiver.copies));
+                        let frame = RxFrame::new(&mail.bytes, &mut receiver.copies);
+                        sink.take(frame.with_icrc(Icrc::Guessed));
                     }
                     (steering::REFUSED, _) => {
                         Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));

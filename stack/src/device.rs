@@ -198,6 +198,9 @@ impl FromStr for DeviceSpec {
                     Some(name) => (name, false),
                     None => (argument, true),
                 };
+                if name.contains(',') {
+                    return refused("shm:NAME, with ,icrc=off behind it for no ICRC");
+                }
                 Ok(DeviceSpec::Shm { name: name.to_owned(), icrc })
             }
             ("shm", None) => {
@@ -217,8 +220,11 @@ impl FromStr for DeviceSpec {
                     },
                     None => (argument, None),
                 };
-                if !is_interface_name(interface) {
-                    return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
+                if !is_interface_name(interface) || has_option(interface) {
+                    return refused(
+                        "af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it, with ,shm=off behind it for no shared \
+                         memory, or ,shm=noicrc for no ICRC there",
+                    );
                 }
                 if queue.is_some() && shared_memory != SharedMemory::On {
                     return refused("no ,shm= behind a queue number: a port on one queue shares no memory");
@@ -260,6 +266,14 @@ impl FromStr for DeviceSpec {
             }
             (_, None) if is_interface_name(split_shm(text).0) => {
                 let (interface, shared_memory) = split_shm(text);
+                if has_option(interface) {
+                    return refused(
+                        "an interface's name, with ,shm=off behind it for no shared memory, or ,shm=noicrc for no ICRC there",
+                    );
+                }
+                if interface == "loopback" {
+                    return refused("'loopback' takes no option");
+                }
                 Ok(DeviceSpec::Interface { interface: interface.to_owned(), shared_memory })
             }
             (_, None) => refused(&format!("an interface's name of 1 to 15 characters; there are {DEVICES}")),
@@ -316,6 +330,11 @@ fn split_shm(device: &str) -> (&str, SharedMemory) {
     let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
     let mut found = options.filter_map(|option| Some((device.strip_suffix(shm(option))?, option)));
     found.next().unwrap_or((device, SharedMemory::On))
+}
+
+/// Whether a name ends like an option that there is not.
+fn has_option(name: &str) -> bool {
+    name.contains(",shm") || name.contains(",icrc")
 }
 
 /// What a device says of it.
@@ -375,7 +394,7 @@ fn open_af_xdp(
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn open_af_xdp(_: &str, _: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
+fn open_af_xdp(_: &str, _: Option<u32>, _: SharedMemory) -> Result<Box<dyn PacketDriver>, Error> {
     Err(Error::Unsupported(crate::verbs::Feature::AfXdp))
 }
 
@@ -398,6 +417,8 @@ mod tests {
             "udp:fd09::1,shm=off",
             "udp:eth0,shm=off",
             "udp:10.0.0.1,shm=noicrc",
+            "eth0,shm=off",
+            "af_xdp:eth0,shm=noicrc",
             "shm:lab",
             "shm:lab,icrc=off",
             "ibverbs:mlx5_0",
@@ -442,6 +463,12 @@ mod tests {
             ("xdp:eth0", "no such driver"),
             ("udp", "needs an address"),
             ("udp:10.0.0.1:5", "udp:ADDRESS"),
+            ("eth0,shm=on", ",shm=off"),
+            ("eth0,icrc=off", ",shm=off"),
+            ("af_xdp:eth0,shm=", ",shm=off"),
+            ("af_xdp:eth0:2,shm=off", "one queue"),
+            ("loopback,shm=off", "no option"),
+            ("shm:lab,icrc=on", ",icrc=off"),
             ("udp:10.0.0.1,shm=on", "udp:ADDRESS"),
             ("udp:eth0,shm", "udp:ADDRESS"),
             ("udp:", "udp:ADDRESS"),

@@ -224,6 +224,7 @@ fn drivers() -> Vec<&'static str> {
         ("dpdk", ferroce_driver::dpdk::load().is_ok()),
         ("udp", true),
         ("ibverbs", true),
+        ("shm", true),
         ("loopback", true),
     ];
     built.into_iter().filter(|(_, built)| *built).map(|(driver, _)| driver).collect()

@@ -78,7 +78,7 @@ pub struct Args {
     /// Leaves UDP port 4791 alone even if it is free.
     #[arg(long, conflicts_with = "active")]
     passive: bool,
-    /// Takes UDP port 4791, and fails while another program has it.
+    /// Takes UDP port 4791, or shares it, and fails while a program has it that does not share it.
     #[arg(long)]
     active: bool,
     #[command(flatten)]

@@ -25,7 +25,8 @@ use crate::failure::{Failure, INTERRUPTED, OrFail};
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PortArgs {
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, ibverbs:mlx5_0 for an RNIC, loopback).
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0 for an
+    /// RNIC, loopback). Processes of this host are reached by shared memory; ,shm=off behind an interface leaves it out.
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.

@@ -243,6 +243,8 @@ impl Present {
         for (slot, connection) in &self.connections {
             match send_joined(connection, own, parts) {
                 Ok(()) => waiting.push((*slot, connection)),
+                // It has ended just now.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
                 Err(error) => warn!("the process in slot {slot} of {what} is not told of this one: {error}"),
             }
         }

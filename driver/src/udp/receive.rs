@@ -8,7 +8,7 @@ use super::control::{Control, number};
 use super::header::Template;
 use crate::kept::Copies;
 use crate::memory::AnonymousMapping;
-use crate::{FrameSink, RxFrame, Stats};
+use crate::{FrameSink, Icrc, RxFrame, Stats};
 
 /// Datagrams a call: with their buffers, what a core's cache holds.
 const BURST: usize = 8;
@@ -73,7 +73,7 @@ impl Receiver {
                 let frame = datagram.write(slot, offset, number);
                 stats.rx_frames += 1;
                 stats.rx_bytes += frame.len() as u64;
-                sink.take(RxFrame::new(frame, &mut self.copies));
+                sink.take(RxFrame::new(frame, &mut self.copies).with_icrc(Icrc::Guessed));
                 offset += datagram.segment;
                 number = number.wrapping_add(1);
             }

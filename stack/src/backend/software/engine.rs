@@ -190,8 +190,8 @@ impl Engine {
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
         let checked = match icrc {
-            Icrc::Right if !is_ip => packet.check(self.shared.crc),
-            Icrc::Right | Icrc::Guessed => self.check_guessed(&packet),
+            Icrc::Right => packet.check(self.shared.crc),
+            Icrc::Guessed => self.check_guessed(&packet),
             Icrc::LeftOut => packet.check_version(),
         };
         if let Err(error) = checked {
