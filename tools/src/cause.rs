@@ -95,8 +95,14 @@ impl Endpoint {
 
     /// Who can tell more of the way to the peer.
     fn referral(&self) -> String {
-        let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
         let device = &self.device;
+        // There is no way, and whoever is not there has joined another switch.
+        if self.context.capabilities().driver == "shm" {
+            return format!(
+                "; has the peer joined '{device}' too, as this user and in this network namespace?"
+            );
+        }
+        let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
         format!("; `ferroce doctor -d {device} {peer}` examines the way")
     }
 }

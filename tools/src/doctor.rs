@@ -147,6 +147,11 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     };
     let addresses = &driver.capabilities().addresses;
     let to = address(peer, Some(addresses), &interrupt)?;
+    if addresses.contains(&to) {
+        return Err(Failure::usage(format!(
+            "{to} is the address of this end itself, to which there is no way to check; give that of another end"
+        )));
+    }
     let why = match (args.active, occupants.describe()) {
         (true, Some(others)) => format!("--active, though {others}"),
         _ => "nobody else has UDP port 4791 here".to_owned(),
