@@ -20,6 +20,8 @@ use crate::{ETHERNET_HEADER, FrameSink, FrameSource, Icrc, Placed, Room, RxFrame
 /// How long a full ring holds up all others, for each time that its consumer takes all of it. One that is slower, or away, has
 /// its frames dropped.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// So long after a ring is offered, what was sent before it has come: by sockets and threads, which have to be woken.
+const SETTLED: Duration = Duration::from_millis(1);
 /// How soon a ring that is full is looked at again by who would sleep.
 const RETRY: Duration = Duration::from_micros(100);
 /// Frames of one ring in a burst, and of all rings that are sent.
@@ -155,6 +157,8 @@ pub(super) struct Incoming {
     pub(super) icrc: bool,
     /// What has come another way before is not taken yet.
     pub(super) is_fresh: bool,
+    /// When it was offered.
+    since: Instant,
     /// The other end is gone: what it has sent is still taken.
     pub(super) is_over: bool,
     /// Source and destination of the last frame, which were found right.
@@ -168,7 +172,8 @@ impl Incoming {
         (watch, number): (u64, u64),
         icrc: bool,
     ) -> Incoming {
-        Incoming { from, to, ring, watch, number, icrc, is_fresh: true, is_over: false, ends: [0; 32] }
+        let (is_fresh, since, is_over) = (true, Instant::now(), false);
+        Incoming { from, to, ring, watch, number, icrc, is_fresh, since, is_over, ends: [0; 32] }
     }
 }
 
@@ -251,10 +256,11 @@ impl Links {
         self.has_fresh
     }
 
-    /// All that has come another way is taken.
+    /// All that has come another way is taken, but for what a thread has still to hand over.
     pub(crate) fn caught_up(&mut self) {
-        self.incoming.iter_mut().for_each(|incoming| incoming.is_fresh = false);
-        self.has_fresh = false;
+        let is_fresh = |incoming: &Incoming| incoming.is_fresh && incoming.since.elapsed() < SETTLED;
+        self.incoming.iter_mut().for_each(|incoming| incoming.is_fresh = is_fresh(incoming));
+        self.has_fresh = self.incoming.iter().any(|incoming| incoming.is_fresh);
     }
 
     /// Rings whose other end is gone, and that have nothing more.
