@@ -128,8 +128,8 @@ impl AfXdp {
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
-    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] while somebody has a
-    /// socket on UDP port 4791 of one of the interface's addresses, [`Error::Invalid`] for a parameter out of its range
+    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] while somebody who does not
+    /// share it, or came first, has UDP port 4791 of one of the interface's addresses, [`Error::Sharing`], [`Error::Invalid`] for a parameter out of its range
     /// and for more than 256 queues, [`Error::Os`].
     pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
         let netlink = Netlink::open()?;
@@ -138,13 +138,15 @@ impl AfXdp {
         let layout = Layout::new(config, &interface)?;
         raise_memlock_limit();
         warn_of_rxe(&interface);
-        // A port on one queue has its addresses with those on the others, and they share nothing else.
-        let (reservation, sharing) = if config.sharing && config.queue.is_none() {
-            (Vec::new(), Sharing::join(&interface, config.shared_memory)?)
+        // A port on one queue has its addresses with those on the others, and they share nothing else. Whoever lacks the
+        // privileges is refused before it joins anybody.
+        let attach = || Attachment::new(&netlink, &interface, config.roce_v1);
+        let (attachment, reservation, sharing) = if config.sharing && config.queue.is_none() {
+            (attach()?, Vec::new(), Sharing::join(&interface, config.shared_memory)?)
         } else {
-            (reserve(&interface)?, None)
+            let reservation = reserve(&interface)?;
+            (attach()?, reservation, None)
         };
-        let attachment = Attachment::new(&netlink, &interface, config.roce_v1)?;
         let (frames, chunks) = register(&layout, &interface)?;
         let (tx_chunks, rx_chunks) = chunks.split_at(layout.tx_chunks as usize);
         let mut why_copy = None;
@@ -324,7 +326,7 @@ impl PacketDriver for AfXdp {
         let Some(mut sharing) = self.sharing.take() else { return self.receive(sink) };
         let received =
             if sharing.is_shared() { self.receive(&mut sharing.filter(sink)) } else { self.receive(sink) };
-        let received = received.map(|received| received + sharing.receive(sink, received));
+        let received = received.map(|received| received + sharing.receive(sink));
         self.sharing = Some(sharing);
         received
     }
@@ -379,7 +381,10 @@ impl PacketDriver for AfXdp {
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        if self.sharing.as_mut().is_some_and(|sharing| sharing.resolve(peer)) {
+        if let Some(sharing) = self.sharing.as_mut().filter(|sharing| sharing.is_here(peer))
+            && self.netlink.interfaces()?.iter().any(|interface| interface.owns(peer))
+        {
+            sharing.add_address(peer);
             return Ok(NextHop::Found(self.capabilities.mac));
         }
         if let Some(looked) = self.netlink.look_again(self.interface, peer) {

@@ -1,8 +1,8 @@
 //! Who has UDP port 4791 of an address.
 //!
-//! Of the programs on a host one can hear the RoCE packets to an address: a UDP socket by being bound there, an AF_XDP
-//! port by taking them before any socket. So every driver that takes packets from a kernel's interface is bound to the
-//! port, even where nothing comes by the socket: then whoever comes second is refused, and told who was first.
+//! Those who hear the RoCE packets to an address are UDP sockets by being bound there, and an AF_XDP port by taking them before
+//! any socket. So every driver that takes packets from a kernel's interface is bound to the port, even where nothing comes by the
+//! socket: then whoever comes second and does not share it (`slots`) is refused, and told who was first.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;

@@ -4,14 +4,14 @@
 //! other one by a ring in memory that the two have. A frame is written into the ring where the other reads it, its payload
 //! straight from registered memory; the other end copies it out before it looks at it, so that what is in the ring may be
 //! anything at any time: the processes need not trust each other. Whoever has nothing to do sleeps, and is woken by its bell
-//! (an eventfd: a context may wait for other descriptors too, which a futex could not be one of).
+//! (a socket: a context may wait for other descriptors too, which a futex could not be one of).
 
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod attack;
 mod bell;
 pub(crate) mod links;
-mod meeting;
+pub(crate) mod meeting;
 pub(crate) mod ring;
 #[cfg(test)]
 mod tests;

@@ -52,6 +52,12 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a group shares. One value founds or joins the group, and stays with the process's thread.
 pub(crate) trait Resource: Send + 'static {
+    /// Whether this slot, the lowest that is free, will do. Nothing has changed yet.
+    fn takes(&self, slot: usize) -> Result<(), Error> {
+        let _ = slot;
+        Ok(())
+    }
+
     /// Nobody shares it yet: makes what all have in common.
     fn found(&mut self) -> Result<Vec<OwnedFd>, Error>;
 

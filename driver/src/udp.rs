@@ -31,11 +31,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::kept::COPIES_MAX;
 use crate::netlink::Netlink;
-use crate::shm::links::Counts;
+use crate::shm::links::{Counts, Neighbour};
+use crate::shm::meeting::refuse;
 use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
@@ -343,7 +344,7 @@ impl PacketDriver for Udp {
                         Refusal::from_bytes(&mail.bytes).into_iter().for_each(|word| keep(refusals, word));
                     }
                     (_, Some(neighbours)) => neighbours.links.take_mail(slot, *address, mail),
-                    (kind, None) => debug!("mail of kind {kind:#x} from another process"),
+                    (_, None) => refuse(Neighbour { address: *address, slot: slot.number() }, mail),
                 }
             }
         }

@@ -282,8 +282,12 @@ mod beside_af_xdp {
     fn other_addresses_of_the_host_are_reached_too() {
         let Some(namespaces) = Namespaces::new(9000) else { return };
         namespaces.in_b(|| {
-            for devices in [["udp:127.0.0.1", VETH], [VETH, "udp:127.0.0.1"]] {
-                let to = if devices[1] == VETH { "10.9.0.2:7471" } else { "127.0.0.1:7471" };
+            // The port's rings are those of its IPv4 address, and carry what is for another one of its addresses too.
+            for (devices, to) in [
+                (["udp:127.0.0.1", VETH], "10.9.0.2:7471"),
+                ([VETH, "udp:127.0.0.1"], "127.0.0.1:7471"),
+                ([VETH, "udp:fd09::2"], "[fd09::2]:7471"),
+            ] {
                 let [a, b] = devices.map(End::open);
                 assert_by_memory(&talk(a, b, to));
             }

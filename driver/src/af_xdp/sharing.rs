@@ -11,10 +11,11 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::os_error;
-use crate::holder::{Holder, is_kernels, sockets_on};
+use crate::holder::{is_kernels, sockets_on};
 use crate::kept::Copies;
 use crate::netlink::Interface;
-use crate::shm::links::{Counts, Links, Neighbour, behind_ethernet, destination};
+use crate::shm::links::{Counts, Links, Neighbour, behind_ethernet, destination, is_local, source};
+use crate::shm::meeting::refuse;
 use crate::shm::ring::FRAME_MAX;
 use crate::slots::{self, PACKET, SLOTS, Slot, owner};
 use crate::{
@@ -25,8 +26,6 @@ use crate::{
 pub(super) const SLOT: usize = 0;
 /// Frames of a burst that go as mail, and mail that is taken in one.
 const MAIL_MAX: usize = 64;
-/// So many bursts of the interface have what it had when a ring came.
-const LOOKS_MAX: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Sharing {
@@ -35,7 +34,8 @@ pub(super) struct Sharing {
     links: Option<Links>,
     /// Frames go to addresses of this host.
     is_used: bool,
-    looks: u32,
+    /// Addresses of this host.
+    local: Vec<IpAddr>,
     frame: Frame,
     counts: Mail,
 }
@@ -47,8 +47,11 @@ struct Mail {
     rx_bytes: u64,
     tx_frames: u64,
     tx_bytes: u64,
+    rx_dropped: u64,
     tx_dropped: u64,
+    /// Frames that came by the interface, and their bytes.
     handed_on: u64,
+    handed_on_bytes: u64,
 }
 
 impl Sharing {
@@ -67,10 +70,6 @@ impl Sharing {
                 continue;
             }
             let (slot, all) = udp::join_aside(address)?;
-            if slot.number() != SLOT {
-                drop(slot);
-                return Err(Holder::in_the_way(address, interface));
-            }
             slots.push((address, slot));
             local = all;
         }
@@ -84,14 +83,14 @@ impl Sharing {
                 made.map_err(|source| os_error("setting up shared memory", &interface.name, source))?;
             let mut made = made.of_ethernet();
             own.for_each(|address| made.add_own(address));
-            local.into_iter().for_each(|address| made.add_local(address));
+            local.iter().for_each(|address| made.add_local(*address));
             links = Some(made);
         }
         if slots.is_empty() {
             return Ok(None);
         }
         let (frame, counts) = (Frame::to(interface.mac), Mail::default());
-        Ok(Some(Box::new(Sharing { slots, links, is_used: false, looks: 0, frame, counts })))
+        Ok(Some(Box::new(Sharing { slots, links, is_used: false, local, frame, counts })))
     }
 
     /// Whether the port shares the address.
@@ -123,46 +122,45 @@ impl Sharing {
         self.links.iter().for_each(Links::rise);
     }
 
-    /// Whether frames to this address stay here: the port's own hardware address is their next hop.
-    pub(super) fn resolve(&mut self, peer: IpAddr) -> bool {
-        let is_here = match &mut self.links {
-            Some(links) if links.is_local(peer) => {
-                links.add_address(peer);
-                true
-            }
-            _ => self.has(peer),
-        };
-        self.is_used |= is_here;
-        is_here
+    /// Whether frames to this address stay here, if it is still this host's.
+    pub(super) fn is_here(&self, peer: IpAddr) -> bool {
+        self.has(peer) || self.links.is_some() && is_local(peer, &self.local)
     }
 
-    /// Hands what neighbours have sent to `sink`. `received` frames have just come by the interface. Returns how many frames.
-    pub(super) fn receive(&mut self, sink: &mut dyn FrameSink, received: usize) -> usize {
-        let Sharing { slots, links, looks, frame, is_used, counts, .. } = self;
+    /// Frames to it stay here from now on: the port's own hardware address is their next hop.
+    pub(super) fn add_address(&mut self, peer: IpAddr) {
+        self.is_used = true;
+        self.links.iter_mut().for_each(|links| links.add_address(peer));
+    }
+
+    /// Hands what neighbours have sent to `sink`. Returns how many frames.
+    pub(super) fn receive(&mut self, sink: &mut dyn FrameSink) -> usize {
+        let Sharing { slots, links, frame, is_used, local, counts, .. } = self;
         let Some((_, speaker)) = slots.first() else { return 0 };
         let mut sink = Framing { sink, frame };
         let mut taken = links.as_mut().map_or(0, |links| links.receive(speaker, &mut sink));
         for (address, slot) in slots.iter().filter(|(_, slot)| slot.has_mail()) {
             for mail in std::iter::from_fn(|| slot.take_mail()).take(MAIL_MAX) {
-                if mail.kind == PACKET {
-                    taken += 1;
-                    // It is answered.
-                    *is_used = true;
-                    counts.rx_frames += 1;
-                    counts.rx_bytes += mail.bytes.len() as u64;
-                    sink.take(RxFrame::borrowed(&mail.bytes).with_icrc(Icrc::Guessed));
-                } else if let Some(links) = links {
-                    links.take_mail(speaker, *address, mail);
+                match (mail.kind, &mut *links) {
+                    // Of others the way back is not known: what the program left to the kernel, such as a fragment.
+                    (PACKET, _) if !source(&mail.bytes).is_some_and(|source| is_local(source, local)) => {
+                        counts.rx_dropped += 1;
+                    }
+                    (PACKET, _) => {
+                        taken += 1;
+                        // It is answered.
+                        *is_used = true;
+                        counts.rx_frames += 1;
+                        counts.rx_bytes += mail.bytes.len() as u64;
+                        sink.take(RxFrame::borrowed(&mail.bytes).with_icrc(Icrc::Guessed));
+                    }
+                    (_, Some(links)) => links.take_mail(speaker, *address, mail),
+                    (_, None) => refuse(Neighbour { address: *address, slot: SLOT }, mail),
                 }
             }
         }
-        // What was sent before a ring was there is mail, or came by the kernel, which makes mail of it.
         if let Some(links) = links.as_mut().filter(|links| links.has_fresh()) {
-            *looks += 1;
-            if taken + received == 0 || *looks >= LOOKS_MAX {
-                *looks = 0;
-                links.caught_up();
-            }
+            links.caught_up();
         }
         taken
     }
@@ -180,7 +178,10 @@ impl Sharing {
             let Some(group) = group.filter(|group| group.is_shared()) else { return true };
             let Some(datagram) = owner::datagram_of(packet) else { return true };
             let is_own = owner::post_mad(group, SLOT, datagram, packet);
-            counts.handed_on += u64::from(!is_own);
+            if !is_own {
+                counts.handed_on += 1;
+                counts.handed_on_bytes += frame.len() as u64;
+            }
             is_own
         })
     }
@@ -203,8 +204,6 @@ impl Sharing {
     /// Sends a packet to an address of this host to which no ring leads: the first ones to a context, and those for QP1.
     #[cold]
     fn post(slots: &[(IpAddr, Slot)], counts: &mut Mail, packet: &[u8]) {
-        counts.tx_frames += 1;
-        counts.tx_bytes += packet.len() as u64;
         let is_sent = match destination(packet) {
             Some((to, qpn)) => match slots.iter().find(|(own, _)| *own == to) {
                 Some((_, slot)) => {
@@ -217,7 +216,12 @@ impl Sharing {
             },
             None => false,
         };
-        counts.tx_dropped += u64::from(!is_sent);
+        if is_sent {
+            counts.tx_frames += 1;
+            counts.tx_bytes += packet.len() as u64;
+        } else {
+            counts.tx_dropped += 1;
+        }
     }
 
     /// Requests for the service come here, to whichever address.
@@ -239,16 +243,18 @@ impl Sharing {
     }
 
     pub(super) fn add_to(&self, stats: &mut Stats) {
-        let Mail { rx_frames, rx_bytes, tx_frames, tx_bytes, tx_dropped, handed_on } = self.counts;
+        let mail = self.counts;
         let memory = self.links.as_ref().map_or(Counts::default(), |links| links.counts);
         let lost: u64 = self.slots.iter().map(|(_, slot)| slot.lost()).sum();
-        stats.rx_frames += rx_frames + memory.rx_frames;
-        stats.rx_bytes += rx_bytes + memory.rx_bytes;
-        stats.rx_dropped += lost + memory.rx_dropped;
-        stats.tx_frames += tx_frames + memory.tx_frames;
-        stats.tx_bytes += tx_bytes + memory.tx_bytes;
-        stats.tx_dropped += tx_dropped + memory.tx_dropped;
-        stats.handed_on += handed_on;
+        stats.rx_frames += mail.rx_frames + memory.rx_frames;
+        stats.rx_frames -= mail.handed_on;
+        stats.rx_bytes += mail.rx_bytes + memory.rx_bytes;
+        stats.rx_bytes -= mail.handed_on_bytes;
+        stats.rx_dropped += lost + mail.rx_dropped + memory.rx_dropped;
+        stats.tx_frames += mail.tx_frames + memory.tx_frames;
+        stats.tx_bytes += mail.tx_bytes + memory.tx_bytes;
+        stats.tx_dropped += mail.tx_dropped + memory.tx_dropped;
+        stats.handed_on += mail.handed_on;
         stats.tx_by_memory += memory.tx_frames;
         stats.rx_by_memory += memory.rx_frames;
         stats.bad_descriptors += memory.corrupt;

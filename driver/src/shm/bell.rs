@@ -10,7 +10,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
-/// Rings that are taken at once; the kernel keeps no more by default.
+/// Rings that are taken at once. The kernel keeps 10 by default (`net.unix.max_dgram_qlen`); what is left wakes once more.
 const RINGS_MAX: usize = 16;
 
 /// The end of the context that is woken.

@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use arrayvec::ArrayVec;
 use tracing::warn;
 
 use super::bell::{Bell, Rope};
@@ -26,6 +27,8 @@ const SETTLED: Duration = Duration::from_millis(1);
 const RETRY: Duration = Duration::from_micros(100);
 /// Frames of one ring in a burst, and of all rings that are sent.
 const BURST: usize = 64;
+/// So many frames of all rings end a burst that receives.
+const ALL_BURST: usize = 256;
 /// Bytes of a ring.
 pub(super) const SIZE: usize = 1 << 19;
 
@@ -50,6 +53,8 @@ pub(crate) struct Links {
     pub(super) name_of: NameOf,
     pub(super) outgoing: Vec<Option<Outgoing>>,
     pub(super) incoming: Vec<Incoming>,
+    /// Which of them the next burst begins with.
+    turn: usize,
     pub(super) has_fresh: bool,
     /// Some rings may be over.
     pub(super) has_over: bool,
@@ -161,8 +166,10 @@ pub(super) struct Incoming {
     since: Instant,
     /// The other end is gone: what it has sent is still taken.
     pub(super) is_over: bool,
+    /// It has what can't be.
+    is_corrupt: bool,
     /// Source and destination of the last frame, which were found right.
-    ends: [u8; 32],
+    ends: ArrayVec<u8, 32>,
 }
 
 impl Incoming {
@@ -172,8 +179,20 @@ impl Incoming {
         (watch, number): (u64, u64),
         icrc: bool,
     ) -> Incoming {
-        let (is_fresh, since, is_over) = (true, Instant::now(), false);
-        Incoming { from, to, ring, watch, number, icrc, is_fresh, since, is_over, ends: [0; 32] }
+        let (is_fresh, since, is_over, is_corrupt) = (true, Instant::now(), false, false);
+        Incoming {
+            from,
+            to,
+            ring,
+            watch,
+            number,
+            icrc,
+            is_fresh,
+            since,
+            is_over,
+            is_corrupt,
+            ends: ArrayVec::new(),
+        }
     }
 }
 
@@ -193,6 +212,7 @@ impl Links {
             name_of: NameOf(Box::new(name_of)),
             outgoing: Vec::new(),
             incoming: Vec::new(),
+            turn: 0,
             has_fresh: false,
             has_over: false,
             offers: Vec::new(),
@@ -211,18 +231,28 @@ impl Links {
 
     /// Hands a burst of what has come to `sink`. Returns how many frames.
     pub(crate) fn receive(&mut self, slot: &Slot, sink: &mut dyn FrameSink) -> usize {
-        let Links { incoming, frame, copies, counts, owns, local, .. } = self;
-        let mut frames = 0;
-        let mut corrupt = false;
-        for incoming in incoming.iter_mut().filter(|incoming| !incoming.is_fresh) {
+        let Links { incoming, turn, frame, copies, counts, owns, local, routes, .. } = self;
+        let (mut frames, mut corrupt) = (0, false);
+        let first = if *turn < incoming.len() { *turn } else { 0 };
+        *turn = first;
+        for at in (first..incoming.len()).chain(0..first) {
+            let incoming = &mut incoming[at];
+            if incoming.is_fresh {
+                continue;
+            }
             for _ in 0..BURST {
                 match incoming.ring.take(frame) {
                     Ok(Some(len)) => {
                         incoming.ring.prefetch();
                         let frame = &frame[..len];
-                        if !is_between(frame, &mut incoming.ends, owns, local) {
-                            counts.rx_dropped += 1;
-                            continue;
+                        match ends(frame, &mut incoming.ends, owns, local) {
+                            Ends::Known => {}
+                            // Answers go there, and are not resolved.
+                            Ends::New(source) => add_route(routes, source),
+                            Ends::Wrong => {
+                                counts.rx_dropped += 1;
+                                continue;
+                            }
                         }
                         frames += 1;
                         counts.rx_bytes += len as u64;
@@ -234,10 +264,16 @@ impl Links {
                         break;
                     }
                     Err(_) => {
+                        incoming.is_corrupt = true;
                         corrupt = true;
                         break;
                     }
                 }
+            }
+            if frames >= ALL_BURST {
+                // The others have their turn with the next burst.
+                *turn = at + 1;
+                break;
             }
         }
         if corrupt {
@@ -272,10 +308,8 @@ impl Links {
 
     #[cold]
     fn close_corrupt(&mut self, slot: &Slot) {
-        let Links { incoming, frame, counts, .. } = self;
-        // Reading on from what can't be gives the same again.
-        let corrupt: Vec<Incoming> =
-            incoming.extract_if(.., |incoming| incoming.ring.take(frame).is_err()).collect();
+        let Links { incoming, counts, .. } = self;
+        let corrupt: Vec<Incoming> = incoming.extract_if(.., |incoming| incoming.is_corrupt).collect();
         counts.corrupt += corrupt.len() as u64;
         for incoming in corrupt {
             let Neighbour { address, slot: number } = incoming.from;
@@ -342,9 +376,7 @@ impl Links {
 
     /// An address of this host: its contexts may be reached by memory.
     pub(crate) fn add_address(&mut self, address: IpAddr) {
-        if !self.routes.iter().any(|(known, _)| *known == address) {
-            self.routes.push((address, [Route::Unknown; SLOTS]));
-        }
+        add_route(&mut self.routes, address);
     }
 
     /// Whether frames may go by memory at all.
@@ -495,7 +527,7 @@ fn route(routes: &[(IpAddr, [Route; SLOTS])], destination: &[u8], qpn: u32) -> O
     Some((index, slot, routes[index].1[slot]))
 }
 
-fn is_local(address: IpAddr, local: &[IpAddr]) -> bool {
+pub(crate) fn is_local(address: IpAddr, local: &[IpAddr]) -> bool {
     local.contains(&address) || address.is_ipv4() && address.is_loopback()
 }
 
@@ -512,10 +544,13 @@ fn ends_of(packet: &[u8]) -> Option<&[u8]> {
     if packet.first()? >> 4 == 4 { packet.get(12..20) } else { packet.get(8..40) }
 }
 
-/// What an Ethernet frame has behind its header, with or without an 802.1Q tag.
+/// The IP packet of an Ethernet frame, with or without an 802.1Q tag; nothing of one that has none.
 pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
     let tag = if frame.get(12..14) == Some(&[0x81, 0]) { VLAN_TAG } else { 0 };
-    frame.get(ETHERNET_HEADER + tag..).unwrap_or(&[])
+    match frame.split_at_checked(ETHERNET_HEADER + tag) {
+        Some((header, packet)) if header.ends_with(&[0x08, 0]) || header.ends_with(&[0x86, 0xdd]) => packet,
+        _ => &[],
+    }
 }
 
 /// The destination in the head of an IP packet, and its queue pair.
@@ -525,6 +560,13 @@ fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
     Some((&ends[ends.len() / 2..], owner::qpn_of(owner::datagram_of(head)?)?))
 }
 
+/// The source of an IP packet.
+#[cfg(feature = "af_xdp")]
+pub(crate) fn source(packet: &[u8]) -> Option<IpAddr> {
+    let ends = ends_of(packet)?;
+    address_of(&ends[..ends.len() / 2])
+}
+
 /// The same, with the destination as an address.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn destination(head: &[u8]) -> Option<(IpAddr, u32)> {
@@ -532,19 +574,35 @@ pub(crate) fn destination(head: &[u8]) -> Option<(IpAddr, u32)> {
     Some((address_of(address)?, qpn))
 }
 
-/// Whether a packet is from this host and to `own`: a process must not speak for another host. `last` has the ends of the
-/// last packet that was.
+fn add_route(routes: &mut Vec<(IpAddr, [Route; SLOTS])>, address: IpAddr) {
+    if !routes.iter().any(|(known, _)| *known == address) {
+        routes.push((address, [Route::Unknown; SLOTS]));
+    }
+}
+
+/// Where a packet is from, and to.
+enum Ends {
+    /// As the last one of the ring.
+    Known,
+    /// From another address of this host, to one of `own`.
+    New(IpAddr),
+    /// A process must not speak for another host.
+    Wrong,
+}
+
+/// `last` has the ends of the last packet of the ring that were right.
 #[inline]
-fn is_between(packet: &[u8], last: &mut [u8; 32], own: &[IpAddr], local: &[IpAddr]) -> bool {
-    let Some(ends) = ends_of(packet) else { return false };
-    if last[..ends.len()] == *ends {
-        return true;
+fn ends(packet: &[u8], last: &mut ArrayVec<u8, 32>, own: &[IpAddr], local: &[IpAddr]) -> Ends {
+    let Some(ends) = ends_of(packet) else { return Ends::Wrong };
+    if last[..] == *ends {
+        return Ends::Known;
     }
     let (source, destination) = ends.split_at(ends.len() / 2);
-    let is_right = address_of(destination).is_some_and(|destination| own.contains(&destination))
-        && address_of(source).is_some_and(|source| is_local(source, local));
-    if is_right {
-        last[..ends.len()].copy_from_slice(ends);
+    match (address_of(source), address_of(destination)) {
+        (Some(source), Some(destination)) if own.contains(&destination) && is_local(source, local) => {
+            *last = ends.iter().copied().collect();
+            Ends::New(source)
+        }
+        _ => Ends::Wrong,
     }
-    is_right
 }

@@ -23,10 +23,14 @@ use crate::slots::{self, Mail, SLOTS, Slot};
 const ACCEPT: u8 = b'K';
 /// Mail that says that a ring is not read any more.
 const CLOSED: u8 = b'X';
+/// Mail that refuses an offer: its receiver shares no memory.
+const REFUSE: u8 = b'N';
 /// How long frames wait for the answer to an offer, which the other's program gives when it polls.
 const ANSWER: Duration = Duration::from_millis(20);
 /// How long an offer may be answered after that.
 const ANSWERABLE: Duration = Duration::from_secs(1);
+/// How soon a process that has refused is asked again: another one may be in its place.
+const LATER: Duration = Duration::from_secs(10);
 /// How soon a process that has not answered is asked again.
 const AGAIN: Duration = Duration::from_millis(200);
 /// Rings that others have made for one context.
@@ -144,6 +148,7 @@ impl Links {
         match mail.kind {
             slots::OFFER => self.on_offer(slot, to, mail),
             ACCEPT => self.on_accept(slot, mail),
+            REFUSE => self.on_refusal(&mail),
             CLOSED => self.on_closed(slot, &mail),
             slots::GONE => {
                 if let Some(number) = mail.bytes.first_chunk() {
@@ -208,6 +213,14 @@ impl Links {
         info!("slot {} of {} is reached by shared memory{without}", to.slot, to.address);
     }
 
+    fn on_refusal(&mut self, mail: &Mail) {
+        let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
+        let is_it = |offer: &mut Offer| offer.to == from && offer.number == number;
+        if self.offers.extract_if(.., is_it).count() > 0 {
+            set_route(&mut self.routes, from, Route::None(Instant::now() + LATER));
+        }
+    }
+
     /// The consumer has found in a ring of this context what can't be.
     fn on_closed(&mut self, slot: &Slot, mail: &Mail) {
         let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
@@ -256,6 +269,14 @@ impl Links {
         }
         self.forget_full(index);
     }
+}
+
+/// Refuses an offer, if the mail is one, of a context `own` that shares no memory: whoever makes it waits for an answer.
+pub(crate) fn refuse(own: Neighbour, mail: Mail) {
+    let (slots::OFFER, Some(word)) = (mail.kind, Word::from_bytes(&mail.bytes)) else { return };
+    let Ok([_, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
+    // Whoever does not hear it waits no longer than for one that does not answer.
+    let _ = slots::say(&mailbox, REFUSE, &Word { from: own, ..word }.to_bytes(), &[]);
 }
 
 fn set_route(routes: &mut [(IpAddr, [Route; SLOTS])], to: Neighbour, route: Route) {

@@ -70,18 +70,20 @@ fn become_member<R: Resource>(
     let name = Name::new(what);
     let os = |source: io::Error| failed(&known_as, &source);
     let held = lock(&name, &known_as)?;
-    let mut found = Present::look(&name, &known_as)?;
-    let (table, mut parts) = if found.alive == 0 {
-        let common = resource.found()?.into_iter().map(Arc::new).collect();
-        let table = Table::create().map_err(|error| unusable(&known_as, error))?;
-        (table, Parts { common, ..Parts::default() })
-    } else {
-        found.ask(&known_as)?
+    let (mut found, members) = look(&name, &known_as)?;
+    let taken = found.alive | found.strangers;
+    resource.takes((!taken).trailing_zeros() as usize)?;
+    let (table, mut parts) = match members {
+        Some(members) => members,
+        None => {
+            let common = resource.found()?.into_iter().map(Arc::new).collect();
+            let table = Table::create().map_err(|error| unusable(&known_as, error))?;
+            (table, Parts { common, ..Parts::default() })
+        }
     };
     parts.mailboxes.resize_with(SLOTS, || None);
 
     let mut listeners = Vec::with_capacity(count);
-    let taken = found.alive | found.strangers;
     for slot in (0..SLOTS).filter(|slot| taken >> slot & 1 == 0) {
         if listeners.len() == count {
             break;
@@ -130,6 +132,7 @@ fn become_member<R: Resource>(
     resource.changed(&parts, alive, mask);
     found.tell(&own, &parts, &known_as);
 
+    let bell = new_bell().map_err(os)?;
     let group = Arc::new(Group {
         name,
         what: known_as,
@@ -142,7 +145,7 @@ fn become_member<R: Resource>(
         left: Mutex::new(0),
         one_left: Condvar::new(),
         watches: Mutex::new(Vec::new()),
-        bell: new_bell().map_err(|source| failed(what, &source))?,
+        bell,
     });
     group.set_alive(alive);
     let numbers: Vec<_> = own.iter().map(|own| (own.slot, own.mailbox_of_others.clone())).collect();
@@ -153,6 +156,24 @@ fn become_member<R: Resource>(
     let slot = |(number, mailbox)| Slot { group: group.clone(), number, mailbox, thread: thread.clone() };
     Ok(numbers.into_iter().map(slot).collect())
 }
+
+/// Looks who is there, and what they have; `None` of it if there is nobody.
+fn look(name: &Name, what: &str) -> Result<(Present, Option<(Table, Parts)>), Error> {
+    // A child that was just forked, and has not begun its program yet, holds names of processes that have ended.
+    for _ in 0..LOOKS_MAX {
+        let mut found = Present::look(name, what)?;
+        if found.alive == 0 {
+            return Ok((found, None));
+        }
+        if let Some(members) = found.ask(what)? {
+            return Ok((found, Some(members)));
+        }
+    }
+    Err(Error::sharing(what, "processes that share it end all the time".to_owned()))
+}
+
+/// So often whoever there is may end while it is asked.
+const LOOKS_MAX: u32 = 100;
 
 /// The processes that are there when a newcomer comes.
 struct Present {
@@ -168,7 +189,7 @@ impl Present {
     fn look(name: &Name, what: &str) -> Result<Present, Error> {
         let mut present = Present { alive: 0, strangers: 0, connections: Vec::new() };
         for slot in 0..SLOTS {
-            let found = name.connect(&slot.to_string());
+            let found = name.look_up(&slot.to_string());
             match found.map_err(|source| failed(what, &source))? {
                 Found::Nobody => continue,
                 Found::Process(connection) => present.connections.push((slot, connection)),
@@ -185,8 +206,9 @@ impl Present {
     }
 
     /// What the group has, by the first member that knows all of it.
-    fn ask(&mut self, what: &str) -> Result<(Table, Parts), Error> {
-        let (mut best, mut answers): (Option<Members>, usize) = (None, 0);
+    /// `None` if nobody does, and somebody has ended meanwhile.
+    fn ask(&mut self, what: &str) -> Result<Option<(Table, Parts)>, Error> {
+        let (mut best, mut answers, mut has_ended): (Option<Members>, usize, bool) = (None, 0, false);
         for (_, connection) in &self.connections {
             match ask(connection) {
                 Ok(members) => {
@@ -202,7 +224,11 @@ impl Present {
                 }
                 // Nobody's answer would be had.
                 Err(error) if is_short(&error) => return Err(failed(what, &error)),
-                Err(error) => tracing::debug!("a process that shares {what} does not answer: {error}"),
+                Err(error) => {
+                    tracing::debug!("a process that shares {what} does not answer: {error}");
+                    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                    has_ended |= matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+                }
             }
         }
         // One that was stopped while others came has not heard of them yet. But what none of all that there are knows is gone: a
@@ -213,6 +239,9 @@ impl Present {
         }
         let answer = best.filter(|best| best.descriptors.len() == best.table.descriptors());
         let Some(members) = answer else {
+            if has_ended {
+                return Ok(None);
+            }
             let slots: Vec<String> =
                 (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();
             let reason = format!(
@@ -234,7 +263,7 @@ impl Present {
                 parts.mailboxes[slot] = Some(mailbox.into());
             }
         }
-        Ok((table, parts))
+        Ok(Some((table, parts)))
     }
 
     /// Tells every member of the new slots, and waits until those that are not stopped have heard it.

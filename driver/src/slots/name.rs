@@ -61,13 +61,21 @@ impl Name {
         Ok(Some(socket))
     }
 
+    /// As [`connect`](Name::connect), but whose a name is that takes no connections is looked for in all of `/proc`.
+    pub(super) fn look_up(&self, part: &str) -> io::Result<Found> {
+        Ok(match self.connect(part)? {
+            Found::Busy => self.busy(part),
+            found => found,
+        })
+    }
+
     /// Connects to who has the name of `part`.
     pub(super) fn connect(&self, part: &str) -> io::Result<Found> {
         let socket = self.socket()?;
         match connect(&socket, &self.address(part)?) {
             Ok(()) => {}
             Err(Errno::CONNREFUSED) => return Ok(Found::Nobody),
-            Err(Errno::AGAIN) => return Ok(self.busy(part)),
+            Err(Errno::AGAIN) => return Ok(Found::Busy),
             Err(error) => return Err(error.into()),
         }
         let socket = UnixStream::from(socket);

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::receive::Receiver;
 use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
-use crate::holder::sockets_on;
+use crate::holder::{Holder, sockets_on};
 use crate::netlink::Netlink;
 use crate::slots::owner::{self, NUMBERS, SHARED};
 use crate::slots::{Group, Parts, Resource};
@@ -46,6 +46,8 @@ pub(super) struct Sockets {
     is_aside: bool,
 }
 
+/// The only slot for a port whose packets come another way.
+const ASIDE: usize = 0;
 /// Datagrams of QP1 that are taken at a time.
 const MADS_MAX: usize = 256;
 /// A process that has just ended may hold the address for a moment longer than its name.
@@ -59,7 +61,7 @@ impl Sockets {
         Ok(Sockets { config, place, receiver, count, was_shared, puts_together, is_aside })
     }
 
-    /// For slot 0, of a port that does not poll its socket.
+    /// For slot 0 and no other, of a port that does not poll its socket.
     #[cfg(feature = "af_xdp")]
     pub(super) fn aside(self) -> Sockets {
         Sockets { is_aside: true, ..self }
@@ -88,6 +90,13 @@ impl Sockets {
 }
 
 impl Resource for Sockets {
+    fn takes(&self, slot: usize) -> Result<(), Error> {
+        if self.is_aside && slot != ASIDE {
+            return Err(Holder::in_the_way(self.config.address, &self.place.interface));
+        }
+        Ok(())
+    }
+
     fn found(&mut self) -> Result<Vec<OwnedFd>, Error> {
         let deadline = Instant::now() + CLAIM_PATIENCE;
         let qp1 = loop {
