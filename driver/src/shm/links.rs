@@ -416,12 +416,11 @@ impl Links {
         let (index, payload) = match chosen {
             Some(chosen) => chosen,
             None => {
-                let Some((destination, qpn)) = destination_of(head) else { return false };
-                match route(&self.routes, destination, qpn) {
-                    _ if qpn == owner::QP1 => return false,
-                    Some((_, _, Route::Ring(index))) => (index, 0),
-                    Some((at, number, route)) => {
-                        self.ask(slot, (at, number), route);
+                let Some((destination, party)) = destination_of(head) else { return false };
+                match route(&self.routes, destination, party) {
+                    Some((_, Route::Ring(index))) => (index, 0),
+                    Some((at, route)) => {
+                        self.ask(slot, (at, party), route);
                         return false;
                     }
                     None => return false,
@@ -506,7 +505,9 @@ struct Choice<'a> {
 impl Room for Choice<'_> {
     #[inline]
     fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>> {
-        let (_, _, Route::Ring(index)) = route(self.routes, destination, qpn)? else { return None };
+        let (_, Route::Ring(index)) = route(self.routes, destination, owner::slot_of(qpn))? else {
+            return None;
+        };
         let outgoing = self.outgoing.get_mut(index)?.as_mut()?;
         if outgoing.is_stalled {
             return None;
@@ -518,13 +519,12 @@ impl Room for Choice<'_> {
     }
 }
 
-/// The ring by which frames to a queue pair go, if there is one: where its address and its slot are among the routes.
+/// The ring by which frames to a slot go, if there is one, and where its address is among the routes.
 #[inline]
-fn route(routes: &[(IpAddr, [Route; SLOTS])], destination: &[u8], qpn: u32) -> Option<(usize, usize, Route)> {
+fn route(routes: &[(IpAddr, [Route; SLOTS])], destination: &[u8], slot: usize) -> Option<(usize, Route)> {
     let address = address_of(destination)?;
     let index = routes.iter().position(|(known, _)| *known == address)?;
-    let slot = owner::slot_of(qpn);
-    Some((index, slot, routes[index].1[slot]))
+    Some((index, routes[index].1[slot]))
 }
 
 pub(crate) fn is_local(address: IpAddr, local: &[IpAddr]) -> bool {
@@ -553,11 +553,12 @@ pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
     }
 }
 
-/// The destination in the head of an IP packet, and its queue pair.
+/// The destination in the head of an IP packet, and the slot whose connection it is of. So messages about a connection go the
+/// way of its packets, and overtake none.
 #[inline]
-fn destination_of(head: &[u8]) -> Option<(&[u8], u32)> {
+fn destination_of(head: &[u8]) -> Option<(&[u8], usize)> {
     let ends = ends_of(head)?;
-    Some((&ends[ends.len() / 2..], owner::qpn_of(owner::datagram_of(head)?)?))
+    Some((&ends[ends.len() / 2..], owner::party(owner::datagram_of(head)?)?))
 }
 
 /// The source of an IP packet.
@@ -567,11 +568,11 @@ pub(crate) fn source(packet: &[u8]) -> Option<IpAddr> {
     address_of(&ends[..ends.len() / 2])
 }
 
-/// The same, with the destination as an address.
+/// The destination of an IP packet, and its queue pair.
 #[cfg(feature = "af_xdp")]
-pub(crate) fn destination(head: &[u8]) -> Option<(IpAddr, u32)> {
-    let (address, qpn) = destination_of(head)?;
-    Some((address_of(address)?, qpn))
+pub(crate) fn destination(packet: &[u8]) -> Option<(IpAddr, u32)> {
+    let ends = ends_of(packet)?;
+    Some((address_of(&ends[ends.len() / 2..])?, owner::qpn_of(owner::datagram_of(packet)?)?))
 }
 
 fn add_route(routes: &mut Vec<(IpAddr, [Route; SLOTS])>, address: IpAddr) {

@@ -83,6 +83,18 @@ pub(crate) fn post_mad(group: &Group, own: usize, datagram: &[u8], packet: &[u8]
     to >> own & 1 == 1
 }
 
+/// Whose connection a packet is of, from its BTH on: of a queue pair, or of QP1 in an exchange that the slot has begun or taken.
+#[inline]
+pub(crate) fn party(datagram: &[u8]) -> Option<usize> {
+    match qpn_of(datagram)? {
+        QP1 => match recipient(datagram) {
+            Recipient::Slot(slot) => Some(slot),
+            _ => None,
+        },
+        qpn => Some(slot_of(qpn)),
+    }
+}
+
 /// Whom a MAD is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Recipient {
