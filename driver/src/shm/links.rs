@@ -420,7 +420,10 @@ impl Links {
                 match route(&self.routes, destination, party) {
                     Some((_, Route::Ring(index))) => (index, 0),
                     Some((at, route)) => {
-                        self.ask(slot, (at, party), route);
+                        // Not for a message about a connection, of which most are few.
+                        if owner::datagram_of(head).and_then(owner::qpn_of) != Some(owner::QP1) {
+                            self.ask(slot, (at, party), route);
+                        }
                         return false;
                     }
                     None => return false,
