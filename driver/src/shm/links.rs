@@ -420,8 +420,10 @@ impl Links {
                 match route(&self.routes, destination, party) {
                     Some((_, Route::Ring(index))) => (index, 0),
                     Some((at, route)) => {
-                        // Not for a message about a connection, of which most are few.
-                        if owner::datagram_of(head).and_then(owner::qpn_of) != Some(owner::QP1) {
+                        // A context that refuses its own request needs no ring to itself.
+                        let is_own = (self.routes[at].0, party) == (self.own.address, self.own.slot);
+                        let is_mad = owner::datagram_of(head).and_then(owner::qpn_of) == Some(owner::QP1);
+                        if !(is_own && is_mad) {
                             self.ask(slot, (at, party), route);
                         }
                         return false;
