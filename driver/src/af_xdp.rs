@@ -129,8 +129,8 @@ impl AfXdp {
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
     /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] while somebody who does not
-    /// share it, or came first, has UDP port 4791 of one of the interface's addresses, [`Error::Sharing`], [`Error::Invalid`] for a parameter out of its range
-    /// and for more than 256 queues, [`Error::Os`].
+    /// share it, or came first, has UDP port 4791 of one of the interface's addresses, [`Error::Sharing`],
+    /// [`Error::Invalid`] for a parameter out of its range and for more than 256 queues, [`Error::Os`].
     pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
         let netlink = Netlink::open()?;
         let interface = netlink.interface(&config.interface)?;
@@ -285,8 +285,8 @@ impl AfXdp {
 
     /// How long a wait that begins now may be at most; not at all if frames have arrived.
     fn before_wait(&mut self) -> Result<Duration, Error> {
-        let mut longest =
-            self.sharing.iter().fold(LONGEST_SILENCE, |longest, sharing| longest.min(sharing.before_wait()));
+        let by_memory = self.sharing.as_ref().map_or(LONGEST_SILENCE, |sharing| sharing.before_wait());
+        let mut longest = by_memory.min(LONGEST_SILENCE);
         for queue in &mut self.queues {
             queue.send().map_err(|source| gone(&self.capabilities, source))?;
             if queue.has_arrivals() {

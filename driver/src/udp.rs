@@ -196,13 +196,9 @@ impl Udp {
         let lost_before = socket::dropped(socket.as_fd()).unwrap_or(0);
         let doorbell = Doorbell::new().map_err(os)?;
         slot.wake(doorbell.waker());
-        let neighbours = match config.shared_memory {
-            by_memory if by_memory == SharedMemory::Off || !config.sharing || *scope != 0 => None,
-            by_memory => {
-                let icrc = by_memory == SharedMemory::On;
-                Some(Neighbours::new(*address, number, icrc, all.clone()).map_err(os)?)
-            }
-        };
+        let has_neighbours = config.shared_memory != SharedMemory::Off && config.sharing && *scope == 0;
+        let icrc = config.shared_memory == SharedMemory::On;
+        let neighbours = has_neighbours.then(|| Neighbours::new(*address, number, icrc, all.clone()));
         Ok(Udp {
             capabilities: Capabilities::new("udp", &interface.name, interface.mac, mtu)
                 .description(description)
@@ -220,7 +216,7 @@ impl Udp {
             doorbell,
             socket,
             for_mads,
-            neighbours,
+            neighbours: neighbours.transpose().map_err(os)?,
             slot,
             refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             groups: Vec::new(),

@@ -5,6 +5,7 @@
 //! slot 0 and QP1 comes from this host itself; the thread of the slots takes and posts it. To an address of this host no frame
 //! goes by the interface: by memory, or as mail.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::task::Waker;
@@ -73,24 +74,27 @@ impl Sharing {
             slots.push((address, slot));
             local = all;
         }
-        let mut own =
-            slots.iter().map(|(address, _)| *address).filter(|address| !udp::is_link_local(*address));
-        let mut links = None;
-        if let (true, Some(first)) = (memory != SharedMemory::Off, own.next()) {
-            let first_own = Neighbour { address: first, slot: SLOT };
-            let made = Links::new(first_own, memory == SharedMemory::On, udp::name_of);
-            let made =
-                made.map_err(|source| os_error("setting up shared memory", &interface.name, source))?;
-            let mut made = made.of_ethernet();
-            own.for_each(|address| made.add_own(address));
-            local.iter().for_each(|address| made.add_local(*address));
-            links = Some(made);
-        }
         if slots.is_empty() {
             return Ok(None);
         }
+        let own: Vec<IpAddr> =
+            slots.iter().map(|(own, _)| *own).filter(|own| !udp::is_link_local(*own)).collect();
+        let links = Sharing::links(&own, &local, memory)
+            .map_err(|source| os_error("setting up shared memory", &interface.name, source))?;
         let (frame, counts) = (Frame::to(interface.mac), Mail::default());
         Ok(Some(Box::new(Sharing { slots, links, is_used: false, local, frame, counts })))
+    }
+
+    /// To neighbours, if there are to be any: they find the port by the first of its addresses.
+    fn links(own: &[IpAddr], local: &[IpAddr], memory: SharedMemory) -> io::Result<Option<Links>> {
+        let Some((first, others)) = own.split_first().filter(|_| memory != SharedMemory::Off) else {
+            return Ok(None);
+        };
+        let first = Neighbour { address: *first, slot: SLOT };
+        let mut links = Links::new(first, memory == SharedMemory::On, udp::name_of)?.of_ethernet();
+        others.iter().for_each(|address| links.add_own(*address));
+        local.iter().for_each(|address| links.add_local(*address));
+        Ok(Some(links))
     }
 
     /// Whether the port shares the address.
