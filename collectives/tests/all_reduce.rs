@@ -13,7 +13,7 @@ use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Counter, Memory, RnicPort, WcStatus};
 use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp, Schedule, reduce};
-use ferroce_driver_test_support::opencl;
+use ferroce_driver_test_support::gpu;
 use ferroce_driver_test_support::rnic_stub::Stub;
 use group::{element, fill, options, run, run_on, run_with_gpus};
 
@@ -118,8 +118,8 @@ fn strict(rank: u32) -> Option<Arc<dyn Device>> {
     Some(device).filter(|_| rank % 4 != 3)
 }
 
-fn opencl(_: u32) -> Option<Arc<dyn Device>> {
-    opencl::first().map(|device| device as _)
+fn found(_: u32) -> Option<Arc<dyn Device>> {
+    gpu::first()
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn sums_of_memory_of_devices() {
             check_sums(communicator, &[0, 1, 2, 7, 1000, 100_000, 300_000]).finish().unwrap();
         });
     }
-    if opencl::first().is_some() {
-        run_with_gpus(3, options(), LIMIT, opencl, |communicator| {
+    if gpu::first().is_some() {
+        run_with_gpus(3, options(), LIMIT, found, |communicator| {
             check_sums(communicator, &[1, 7, 1000, 100_000]).finish().unwrap();
         });
     }
@@ -172,8 +172,8 @@ fn each_type_and_operation_in_the_documented_order() {
     };
     run(3, options(), None, LIMIT, body);
     run_with_gpus(4, options(), LIMIT, strict, body);
-    if opencl::first().is_some() {
-        run_with_gpus(2, options(), LIMIT, opencl, body);
+    if gpu::first().is_some() {
+        run_with_gpus(2, options(), LIMIT, found, body);
     }
 }
 

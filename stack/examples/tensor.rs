@@ -97,7 +97,7 @@ impl End {
 #[cfg(test)]
 #[test]
 fn the_tensor_comes() {
-    let open = || ferroce_driver_test_support::opencl::first();
+    let open = || ferroce_driver_test_support::gpu::first();
     let (Some(near), Some(far)) = (open(), open()) else { return };
     let listener = TcpListener::bind("127.82.0.2:0").expect("a TCP port");
     let address = listener.local_addr().expect("its address");

@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce_driver_test_support::opencl;
+use ferroce_driver_test_support::gpu;
 use ferroce_driver_test_support::rnic_stub::Stub;
 use ferroce_driver_test_support::signal::{Signal, signal};
 use serde_json::Value;
@@ -171,18 +171,17 @@ fn over_af_xdp_every_element_is_right_and_nothing_stays() {
 #[test]
 fn tensors_of_a_device_are_added_up_there() {
     let _alone = alone();
-    if opencl::first().is_none() {
-        return;
-    }
+    let Some(gpu) = gpu::first() else { return };
+    let memory = gpu.name();
     let directory = Scratch::new();
     let capture = directory.0.join("rank0.pcapng");
     let recorded = capture.to_str().unwrap();
     let device = if af_xdp().is_some() { "af_xdp" } else { "loopback" };
-    let args = ["-d", device, "--memory", "opencl", "--tensors", "20", "--json", "--pcap", recorded];
+    let args = ["-d", device, "--memory", memory, "--tensors", "20", "--json", "--pcap", recorded];
     let report = json(&demo(&args));
     assert_eq!(report["elements_checked"], ELEMENTS_OF_20 * 4, "{report}");
     assert_eq!(report["wrong"], Value::Array(Vec::new()), "{report}");
-    assert_eq!((&report["ports"][0]["memory"], &report["total"]["tcp"]), (&"opencl:0".into(), &Value::Null));
+    assert_eq!((&report["ports"][0]["memory"], &report["total"]["tcp"]), (&memory.into(), &Value::Null));
     check_capture(&capture);
     let replayed = run(Command::new(FERROCE).arg("replay").arg(&capture));
     let said = text(&replayed.stdout);
@@ -190,8 +189,7 @@ fn tensors_of_a_device_are_added_up_there() {
     // Both ends of two connections.
     assert_eq!(said.matches("as recorded: conforms").count(), 4, "{said}");
     // One that is wrong is found, on the device too.
-    let args =
-        ["-d", "loopback", "--memory", "opencl", "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"];
+    let args = ["-d", "loopback", "--memory", memory, "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"];
     let wrong = demo(&args);
     assert_eq!(wrong.status.code(), Some(1), "{}", text(&wrong.stdout));
     assert!(text(&wrong.stdout).contains("WRONG at rank 0 over ferroce: conv1.weight[5] is "));

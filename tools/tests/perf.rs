@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ends::{
     Ferroce, Namespaces, Outcome, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic,
 };
-use ferroce_driver_test_support::opencl;
+use ferroce_driver_test_support::gpu;
 use serde_json::Value;
 
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
@@ -200,32 +200,31 @@ fn every_operation_over_af_xdp() {
 #[test]
 fn every_operation_between_devices() {
     let _alone = alone();
-    if opencl::first().is_none() {
-        return;
-    }
+    let Some(gpu) = gpu::first() else { return };
+    let memory = gpu.name();
     let pair = Namespaces::new(4200);
     for operation in ["write", "read", "send"] {
         for mode in ["bw -n 300 -q 2", "lat -n 50"] {
-            let report = loopback(&format!("{operation} {mode} --check --memory opencl"));
-            assert_eq!(report["memory"], "opencl:0", "{report}");
+            let report = loopback(&format!("{operation} {mode} --check --memory {memory}"));
+            assert_eq!(report["memory"], memory, "{report}");
             assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{report}");
             assert!(report["counters"]["device_bytes"].as_u64().unwrap() > 0, "{report}");
             let Some(pair) = &pair else { continue };
             let command = format!("perf {operation} {mode} -u 17 --check --json");
-            let [_, client] = both(pair, &format!("{command} --memory opencl"));
+            let [_, client] = both(pair, &format!("{command} --memory {memory}"));
             assert!(client.json()["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}");
             let server = Ferroce::server(&pair.a, &format!("{command} -d {VETH}"));
             let client =
-                Ferroce::start(Some(&pair.b), &format!("{command} -d {VETH} --memory opencl:0 {SERVER}"));
+                Ferroce::start(Some(&pair.b), &format!("{command} -d {VETH} --memory {memory} {SERVER}"));
             let (client, server) = (client.end(), server.end());
             assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
         }
     }
     // Datagrams, and without an answer.
-    let report = loopback("send bw -c UD -n 300 --memory opencl");
+    let report = loopback(&format!("send bw -c UD -n 300 --memory {memory}"));
     assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
-    let text = Ferroce::start(None, "perf send lat -d loopback -n 50 --memory opencl").end();
-    assert!(text.stdout.contains("memory: opencl:0"), "{text:#?}");
+    let text = Ferroce::start(None, &format!("perf send lat -d loopback -n 50 --memory {memory}")).end();
+    assert!(text.stdout.contains(&format!("memory: {memory}")), "{text:#?}");
 }
 
 /// Before a server waits for a client, and before a client lets a server wait.
@@ -243,12 +242,11 @@ fn a_gpu_that_is_not_there_is_refused_at_once() {
 fn a_peer_that_is_killed_ends_the_work_of_devices_in_error() {
     let _alone = alone();
     let Some(pair) = Namespaces::new(4200) else { return };
-    if opencl::first().is_none() {
-        return;
-    }
+    let Some(gpu) = gpu::first() else { return };
+    let memory = gpu.name();
     for test in ["write bw", "read bw", "send bw"] {
         for server_dies in [true, false] {
-            let survivor = kill_one(&pair, &format!("{test} --memory opencl"), server_dies);
+            let survivor = kill_one(&pair, &format!("{test} --memory {memory}"), server_dies);
             assert_eq!(survivor.code, Some(1), "{test}: {survivor:#?}");
             assert!(survivor.took < Duration::from_secs(6), "{test}: {survivor:#?}");
             let last = survivor.stderr.lines().last().unwrap();

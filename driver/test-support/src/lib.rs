@@ -7,10 +7,10 @@
 //! - [`dpdk`]: whether ports of DPDK can be tested here.
 //! - [`exchange`]: RoCE frames, and ports that send them to each other.
 //! - [`file_gpu`]: a GPU whose memory is files, which it gives out as dma-bufs.
+//! - [`gpu`]: a GPU to test with.
 //! - [`keep`]: the test that every port passes whose frames may be kept.
 //! - [`readiness`]: the test that every port passes that can be waited for by file descriptor.
 //! - [`mortal`]: a port that dies when told.
-//! - [`opencl`]: a device of OpenCL to test with.
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
 //! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
@@ -26,10 +26,10 @@ pub mod c_layout;
 pub mod dpdk;
 pub mod exchange;
 pub mod file_gpu;
+pub mod gpu;
 pub mod keep;
 pub mod mortal;
 pub mod namespaces;
-pub mod opencl;
 pub mod patience;
 pub mod random;
 pub mod rdmacm_stub;

@@ -97,7 +97,8 @@ impl Context {
     }
 
     /// Ends a connection: its queue pair goes to ERR, and the peer is told. [`CmEvent::Disconnected`]
-    /// comes when it has answered. Ends an attempt, or a search, without an event.
+    /// comes when it has answered, or when no repetition was answered. The peer is told by [`poll`](Context::poll): a program that
+    /// ends before the event may leave it with the connection. Ends an attempt, or a search, without an event.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].

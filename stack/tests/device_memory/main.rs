@@ -2,12 +2,14 @@
 //! land late and in no order.
 //!
 //!     cargo test -p ferroce --test device_memory
+//!
+//! The tests of `gpu` are about a device that there is: OpenCL's first, or another by name (`FERROCE_GPU=cuda:0`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 mod faults;
+mod gpu;
 mod lives;
-mod opencl;
 mod order;
 mod plain;
 mod shortage;

@@ -58,16 +58,20 @@ pub(super) fn ask(
         ConnectionParameters::default().cm_timeout_at_least(Duration::from_secs(1)).cm_retries(3);
     context.connect(qp, SocketAddr::new(peer, UNUSED_PORT), &parameters)?;
     let mut poller = Poller::new();
-    let event = loop {
-        interrupt.check()?;
-        poller.poll(&mut context)?;
-        if let Some(event) = context.next_cm_event() {
-            break event;
+    let mut next_event = |context: &mut Context| {
+        loop {
+            interrupt.check()?;
+            poller.poll(context)?;
+            if let Some(event) = context.next_cm_event() {
+                return Ok::<_, Failure>(event);
+            }
         }
     };
+    let event = next_event(&mut context)?;
     if let CmEvent::Established { id, .. } = event {
         context.disconnect(id)?;
-        poller.poll(&mut context)?;
+        // Whoever left before would leave the other end with a connection.
+        next_event(&mut context)?;
     }
     let exchange = std::mem::take(&mut *exchange.lock().unwrap_or_else(PoisonError::into_inner));
     let mut diagnosis = Diagnosis::default();

@@ -140,7 +140,7 @@ fn compares(guest: &Guest) {
 
 /// rdma_rxe takes no memory of a GPU, and the error says so.
 fn refuses_gpus(guest: &Guest) {
-    let said = guest.start_inside("FERROCE_GPU=ibverbs:rxe0", "test", "--nocapture").succeed();
+    let said = guest.start_inside("FERROCE_DMA_BUF=ibverbs:rxe0", "test", "--nocapture").succeed();
     for told in said.lines().filter(|line| line.contains("memory of a GPU")) {
         println!("{told}");
     }

@@ -40,7 +40,7 @@ fn the_kernels_rdma_rxe() {
     if let Ok(device) = std::env::var("FERROCE_REMOVED") {
         return hardware::inside(&device);
     }
-    if let Ok(device) = std::env::var("FERROCE_GPU") {
+    if let Ok(device) = std::env::var("FERROCE_DMA_BUF") {
         return hardware::gpu_inside(&device);
     }
     if let Ok(arguments) = std::env::var("FERROCE_EXAMPLE") {

@@ -99,18 +99,19 @@ fn listens(end: &mut Endpoint, to: SocketAddr) -> Result<bool, Failure> {
         ConnectionParameters::default().cm_timeout_at_least(Duration::from_millis(500)).cm_retries(4);
     let id = end.context.connect(qp, to, &parameters)?;
     let deadline = Instant::now() + PATIENCE;
+    let mut listens = false;
     while Instant::now() < deadline {
         end.poll()?;
         match end.context.next_cm_event() {
             Some(CmEvent::Established { .. }) => {
+                listens = true;
                 end.context.disconnect(id)?;
-                end.poll()?;
-                return Ok(true);
             }
+            Some(CmEvent::Disconnected { .. }) => break,
             Some(CmEvent::Rejected { reason, .. }) => return Ok(reason != RejectReason::INVALID_SERVICE_ID),
             Some(CmEvent::Unreachable { .. }) => return Ok(false),
             _ => {}
         }
     }
-    Ok(false)
+    Ok(listens)
 }

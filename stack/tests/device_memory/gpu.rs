@@ -1,13 +1,12 @@
-//! Two devices of OpenCL, over each driver that needs no card.
+//! Two handles of a GPU, over each driver that needs no card.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::gpu::Device;
 use ferroce::driver::loopback;
 use ferroce::driver::udp::{Udp, UdpConfig};
 use ferroce::*;
-use ferroce_driver_test_support::opencl;
+use ferroce_driver_test_support::gpu;
 use ferroce_driver_test_support::random::Random;
 
 const BYTES: usize = 1 << 20;
@@ -27,7 +26,7 @@ struct End {
 impl End {
     fn new(port: Box<dyn PacketDriver>) -> Option<End> {
         // Each end has a device of its own, as on two hosts.
-        let memory = opencl::first()?.allocate(BYTES).unwrap();
+        let memory = gpu::first()?.allocate(BYTES).unwrap();
         let mut context = Context::open(port, &Config::default()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
         let mr = context.register(pd, memory, super::world::rights()).unwrap();
