@@ -13,6 +13,7 @@ mod bell;
 pub(crate) mod links;
 pub(crate) mod meeting;
 pub(crate) mod ring;
+pub(crate) mod route;
 #[cfg(test)]
 mod tests;
 
@@ -31,7 +32,8 @@ use crate::{
     Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, ROCE_PORT,
     RxFrame, SocketTerms, Stats,
 };
-use links::{Links, Neighbour};
+use links::Links;
+use route::Neighbour;
 
 /// The address of every switch: a process is told from another one by its queue pair numbers.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -35,8 +35,9 @@ use tracing::{info, warn};
 
 use crate::kept::COPIES_MAX;
 use crate::netlink::Netlink;
-use crate::shm::links::{Counts, Neighbour};
+use crate::shm::links::Counts;
 use crate::shm::meeting::refuse;
+use crate::shm::route::Neighbour;
 use crate::slots::{PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{

@@ -15,9 +15,10 @@ use super::os_error;
 use crate::holder::{is_kernels, sockets_on};
 use crate::kept::Copies;
 use crate::netlink::Interface;
-use crate::shm::links::{Counts, Links, Neighbour, behind_ethernet, destination, is_local, source};
+use crate::shm::links::{Counts, Links};
 use crate::shm::meeting::refuse;
 use crate::shm::ring::FRAME_MAX;
+use crate::shm::route::{Neighbour, behind_ethernet, destination, is_local, source};
 use crate::slots::{self, PACKET, SLOTS, Slot, owner};
 use crate::{
     ETHERNET_HEADER, Error, FilteredSink, FrameSink, FrameSource, Icrc, RxFrame, SharedMemory, Stats, udp,

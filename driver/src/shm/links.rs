@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,10 @@ use tracing::warn;
 use super::bell::{Bell, Rope};
 use super::meeting::Offer;
 use super::ring::{FRAME_MAX, FrameConsumer, FrameProducer};
+use super::route::{Ends, Neighbour, Route, Routes, behind_ethernet, destination_of, ends, is_local};
 use crate::kept::Copies;
-use crate::slots::{SLOTS, Slot, owner};
-use crate::{ETHERNET_HEADER, FrameSink, FrameSource, Icrc, Placed, Room, RxFrame, TAIL_MAX, VLAN_TAG};
+use crate::slots::{Slot, owner};
+use crate::{FrameSink, FrameSource, Icrc, Placed, Room, RxFrame, TAIL_MAX};
 
 /// How long a full ring holds up all others, for each time that its consumer takes all of it. One that is slower, or away, has
 /// its frames dropped.
@@ -31,13 +32,6 @@ const BURST: usize = 64;
 const ALL_BURST: usize = 256;
 /// Bytes of a ring.
 pub(super) const SIZE: usize = 1 << 19;
-
-/// A context of this host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Neighbour {
-    pub(crate) address: IpAddr,
-    pub(crate) slot: usize,
-}
 
 /// All rings of a context.
 #[derive(Debug)]
@@ -59,7 +53,7 @@ pub(crate) struct Links {
     /// Some rings may be over.
     pub(super) has_over: bool,
     pub(super) offers: Vec<Offer>,
-    pub(super) routes: Vec<(IpAddr, [Route; SLOTS])>,
+    pub(super) routes: Routes,
     /// Which outgoing ring is full, and since when.
     full: Option<(usize, Instant)>,
     pub(super) watches: u64,
@@ -96,18 +90,6 @@ pub(crate) struct Counts {
     pub(crate) rx_dropped: u64,
     /// Rings that were closed because the other end wrote what can't be.
     pub(crate) corrupt: u64,
-}
-
-/// What is known of the way to a neighbour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Route {
-    Unknown,
-    /// It was asked.
-    Offered,
-    /// By this ring.
-    Ring(usize),
-    /// It has none, and is asked again then.
-    None(Instant),
 }
 
 #[derive(Debug)]
@@ -216,7 +198,7 @@ impl Links {
             has_fresh: false,
             has_over: false,
             offers: Vec::new(),
-            routes: Vec::new(),
+            routes: Routes::default(),
             full: None,
             watches: 0,
             numbers: 0,
@@ -248,7 +230,7 @@ impl Links {
                         match ends(frame, &mut incoming.ends, owns, local) {
                             Ends::Known => {}
                             // Answers go there, and are not resolved.
-                            Ends::New(source) => add_route(routes, source),
+                            Ends::New(source) => routes.add(source),
                             Ends::Wrong => {
                                 counts.rx_dropped += 1;
                                 continue;
@@ -376,7 +358,7 @@ impl Links {
 
     /// An address of this host: its contexts may be reached by memory.
     pub(crate) fn add_address(&mut self, address: IpAddr) {
-        add_route(&mut self.routes, address);
+        self.routes.add(address);
     }
 
     /// Whether frames may go by memory at all.
@@ -417,14 +399,13 @@ impl Links {
             Some(chosen) => chosen,
             None => {
                 let Some((destination, party)) = destination_of(head) else { return false };
-                match route(&self.routes, destination, party) {
+                match self.routes.find(destination, party) {
                     Some((_, Route::Ring(index))) => (index, 0),
-                    Some((at, route)) => {
+                    Some((to, route)) => {
                         // A context that refuses its own request needs no ring to itself.
-                        let is_own = (self.routes[at].0, party) == (self.own.address, self.own.slot);
                         let is_mad = owner::datagram_of(head).and_then(owner::qpn_of) == Some(owner::QP1);
-                        if !(is_own && is_mad) {
-                            self.ask(slot, (at, party), route);
+                        if !(is_mad && to == self.own) {
+                            self.ask(slot, to, route);
                         }
                         return false;
                     }
@@ -501,7 +482,7 @@ impl Links {
 
 /// Where the payload of one frame goes.
 struct Choice<'a> {
-    routes: &'a [(IpAddr, [Route; SLOTS])],
+    routes: &'a Routes,
     outgoing: &'a mut [Option<Outgoing>],
     /// The ring, and how long the payload is.
     chosen: Option<(usize, usize)>,
@@ -510,7 +491,7 @@ struct Choice<'a> {
 impl Room for Choice<'_> {
     #[inline]
     fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>> {
-        let (_, Route::Ring(index)) = route(self.routes, destination, owner::slot_of(qpn))? else {
+        let (_, Route::Ring(index)) = self.routes.find(destination, owner::slot_of(qpn))? else {
             return None;
         };
         let outgoing = self.outgoing.get_mut(index)?.as_mut()?;
@@ -521,94 +502,5 @@ impl Room for Choice<'_> {
         let to = outgoing.ring.place(payload)?;
         self.chosen = Some((index, payload));
         Some(Placed { to, icrc })
-    }
-}
-
-/// The ring by which frames to a slot go, if there is one, and where its address is among the routes.
-#[inline]
-fn route(routes: &[(IpAddr, [Route; SLOTS])], destination: &[u8], slot: usize) -> Option<(usize, Route)> {
-    let address = address_of(destination)?;
-    let index = routes.iter().position(|(known, _)| *known == address)?;
-    Some((index, routes[index].1[slot]))
-}
-
-pub(crate) fn is_local(address: IpAddr, local: &[IpAddr]) -> bool {
-    local.contains(&address) || address.is_ipv4() && address.is_loopback()
-}
-
-fn address_of(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => bytes.first_chunk::<4>().map(|bytes| Ipv4Addr::from(*bytes).into()),
-        _ => bytes.first_chunk::<16>().map(|bytes| Ipv6Addr::from(*bytes).into()),
-    }
-}
-
-/// Source and destination in an IP packet, side by side.
-#[inline]
-fn ends_of(packet: &[u8]) -> Option<&[u8]> {
-    if packet.first()? >> 4 == 4 { packet.get(12..20) } else { packet.get(8..40) }
-}
-
-/// The IP packet of an Ethernet frame, with or without an 802.1Q tag; nothing of one that has none.
-pub(crate) fn behind_ethernet(frame: &[u8]) -> &[u8] {
-    let tag = if frame.get(12..14) == Some(&[0x81, 0]) { VLAN_TAG } else { 0 };
-    match frame.split_at_checked(ETHERNET_HEADER + tag) {
-        Some((header, packet)) if header.ends_with(&[0x08, 0]) || header.ends_with(&[0x86, 0xdd]) => packet,
-        _ => &[],
-    }
-}
-
-/// The destination in the head of an IP packet, and the slot whose connection it is of. So messages about a connection go the
-/// way of its packets, and overtake none.
-#[inline]
-fn destination_of(head: &[u8]) -> Option<(&[u8], usize)> {
-    let ends = ends_of(head)?;
-    Some((&ends[ends.len() / 2..], owner::party(owner::datagram_of(head)?)?))
-}
-
-/// The source of an IP packet.
-#[cfg(feature = "af_xdp")]
-pub(crate) fn source(packet: &[u8]) -> Option<IpAddr> {
-    let ends = ends_of(packet)?;
-    address_of(&ends[..ends.len() / 2])
-}
-
-/// The destination of an IP packet, and its queue pair.
-#[cfg(feature = "af_xdp")]
-pub(crate) fn destination(packet: &[u8]) -> Option<(IpAddr, u32)> {
-    let ends = ends_of(packet)?;
-    Some((address_of(&ends[ends.len() / 2..])?, owner::qpn_of(owner::datagram_of(packet)?)?))
-}
-
-fn add_route(routes: &mut Vec<(IpAddr, [Route; SLOTS])>, address: IpAddr) {
-    if !routes.iter().any(|(known, _)| *known == address) {
-        routes.push((address, [Route::Unknown; SLOTS]));
-    }
-}
-
-/// Where a packet is from, and to.
-enum Ends {
-    /// As the last one of the ring.
-    Known,
-    /// From another address of this host, to one of `own`.
-    New(IpAddr),
-    /// A process must not speak for another host.
-    Wrong,
-}
-
-/// `last` has the ends of the last packet of the ring that were right.
-#[inline]
-fn ends(packet: &[u8], last: &mut ArrayVec<u8, 32>, own: &[IpAddr], local: &[IpAddr]) -> Ends {
-    let Some(ends) = ends_of(packet) else { return Ends::Wrong };
-    if last[..] == *ends {
-        return Ends::Known;
-    }
-    let (source, destination) = ends.split_at(ends.len() / 2);
-    match (address_of(source), address_of(destination)) {
-        (Some(source), Some(destination)) if own.contains(&destination) && is_local(source, local) => {
-            *last = ends.iter().copied().collect();
-            Ends::New(source)
-        }
-        _ => Ends::Wrong,
     }
 }

@@ -14,8 +14,9 @@ use rustix::net::SocketType;
 use tracing::{debug, info, warn};
 
 use super::bell::{Rope, is_unix_socket};
-use super::links::{Incoming, Links, Neighbour, Outgoing, Route, SIZE};
+use super::links::{Incoming, Links, Outgoing, SIZE};
 use super::ring::{FrameConsumer, FrameProducer};
+use super::route::{Neighbour, Route};
 use crate::next_hop::octets;
 use crate::slots::{self, Mail, SLOTS, Slot};
 
@@ -87,7 +88,7 @@ impl Links {
             offer.waits &= now < offer.until;
             let is_answerable = now < offer.until + ANSWERABLE;
             if !is_answerable {
-                set_route(routes, offer.to, Route::None(now + AGAIN));
+                routes.set(offer.to, Route::None(now + AGAIN));
             }
             is_answerable
         });
@@ -107,8 +108,7 @@ impl Links {
     /// Asks a neighbour for a ring, if it is time to. The frame that it is asked for goes another way, and those behind it
     /// wait for the answer: few come out of order so, and none is lost for want of room there.
     #[cold]
-    pub(super) fn ask(&mut self, slot: &Slot, (at, number): (usize, usize), route: Route) {
-        let to = Neighbour { address: self.routes[at].0, slot: number };
+    pub(super) fn ask(&mut self, slot: &Slot, to: Neighbour, route: Route) {
         let is_time = match route {
             Route::Unknown => true,
             Route::None(again) => Instant::now() >= again,
@@ -125,8 +125,7 @@ impl Links {
                 false
             }
         };
-        self.routes[at].1[number] =
-            if is_offered { Route::Offered } else { Route::None(Instant::now() + AGAIN) };
+        self.routes.set(to, if is_offered { Route::Offered } else { Route::None(Instant::now() + AGAIN) });
     }
 
     /// Returns whether there is anybody.
@@ -198,7 +197,7 @@ impl Links {
         let Offer { to, ring, .. } = self.offers.remove(at);
         let rope = Rope::new(rope).filter(|_| is_unix_socket(&mailbox, SocketType::SEQPACKET));
         let Some(rope) = rope else {
-            set_route(&mut self.routes, to, Route::None(Instant::now() + AGAIN));
+            self.routes.set(to, Route::None(Instant::now() + AGAIN));
             return warn!("slot {} of {} gives what is no bell or no mailbox", to.slot, to.address);
         };
         let watch = self.watch(slot, mailbox);
@@ -208,7 +207,7 @@ impl Links {
             self.outgoing.push(None);
         }
         self.outgoing[index] = Some(Outgoing::new(to, ring, rope, (watch, number), icrc));
-        set_route(&mut self.routes, to, Route::Ring(index));
+        self.routes.set(to, Route::Ring(index));
         let without = if icrc { "" } else { ", without ICRC" };
         info!("slot {} of {} is reached by shared memory{without}", to.slot, to.address);
     }
@@ -217,7 +216,7 @@ impl Links {
         let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
         let is_it = |offer: &mut Offer| offer.to == from && offer.number == number;
         if self.offers.extract_if(.., is_it).count() > 0 {
-            set_route(&mut self.routes, from, Route::None(Instant::now() + LATER));
+            self.routes.set(from, Route::None(Instant::now() + LATER));
         }
     }
 
@@ -229,7 +228,7 @@ impl Links {
             warn!("slot {} of {} has found in shared memory what can't be", from.slot, from.address);
             self.counts.corrupt += 1;
             self.close(slot, index);
-            set_route(&mut self.routes, from, Route::None(Instant::now() + AGAIN));
+            self.routes.set(from, Route::None(Instant::now() + AGAIN));
         }
     }
 
@@ -264,7 +263,7 @@ impl Links {
         if let Some(closed) = self.outgoing[index].take() {
             slot.unwatch(closed.watch);
             let Neighbour { address, slot: number } = closed.to;
-            set_route(&mut self.routes, closed.to, Route::Unknown);
+            self.routes.set(closed.to, Route::Unknown);
             info!("slot {number} of {address} is not reached by shared memory any more");
         }
         self.forget_full(index);
@@ -277,10 +276,4 @@ pub(crate) fn refuse(own: Neighbour, mail: Mail) {
     let Ok([_, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
     // Whoever does not hear it waits no longer than for one that does not answer.
     let _ = slots::say(&mailbox, REFUSE, &Word { from: own, ..word }.to_bytes(), &[]);
-}
-
-fn set_route(routes: &mut [(IpAddr, [Route; SLOTS])], to: Neighbour, route: Route) {
-    if let Some((_, slots)) = routes.iter_mut().find(|(address, _)| *address == to.address) {
-        slots[to.slot] = route;
-    }
 }

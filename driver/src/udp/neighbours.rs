@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use super::name_of;
 use crate::FrameSource;
-use crate::shm::links::{Links, Neighbour};
+use crate::shm::links::Links;
+use crate::shm::route::Neighbour;
 use crate::slots::Slot;
 
 /// So many looks have what a socket had when the ring came.
