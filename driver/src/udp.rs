@@ -54,7 +54,7 @@ use receive::{Receiver, place};
 pub(crate) use socket::reserve;
 pub(crate) use socket::set_option;
 use steering::Sockets;
-use transmit::{Refused, Transmitter};
+use transmit::{Told, Transmitter};
 
 /// What the slots of an address are called in names.
 pub(crate) fn name_of(address: IpAddr) -> String {
@@ -249,9 +249,7 @@ impl Udp {
         let segmentation = transmitter.segmentation;
         let hear = |socket: BorrowedFd<'_>| keep_refusals(socket, slot, refusals);
         let flushed = transmitter.flush(socket.as_fd(), for_mads.as_fd(), hear, stats, |refused| {
-            if told.is_news((refused.error.raw_os_error(), refused.peer), now) {
-                tell(refused, &capabilities.interface);
-            }
+            told.tell(refused, &capabilities.interface, now);
         });
         if segmentation && !self.transmitter.segmentation {
             info!(
@@ -552,39 +550,6 @@ fn describe(
     };
     let buffer = receive_buffer >> 10;
     format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
-}
-
-/// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
-#[derive(Debug, Default)]
-struct Told {
-    last: Option<(Dropped, Nanos)>,
-}
-
-/// The kernel's reason, and whom it was for.
-type Dropped = (Option<i32>, IpAddr);
-
-impl Told {
-    /// Whether to say this: something else than last time, and no more than once a second.
-    fn is_news(&mut self, refusal: Dropped, now: Nanos) -> bool {
-        let is_news =
-            self.last.is_none_or(|(last, at)| last != refusal && now.since(at) >= Duration::from_secs(1));
-        if is_news {
-            self.last = Some((refusal, now));
-        }
-        is_news
-    }
-}
-
-/// Says why packets are dropped.
-fn tell(refused: &Refused, interface: &str) {
-    let Refused { error, peer, packet } = refused;
-    if error.raw_os_error() == Some(libc::EMSGSIZE) {
-        warn!(
-            "packets of {packet} bytes to {peer} are dropped: the way there takes less; a smaller path MTU passes"
-        );
-    } else {
-        warn!("packets to {peer} are dropped on '{interface}': {error}");
-    }
 }
 
 /// What packets come to.

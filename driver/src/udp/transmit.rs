@@ -3,12 +3,15 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use tracing::warn;
 
 use super::control::Control;
 use super::header::{self, Key, LEN_V4, LEN_V6};
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, TRIES_MAX};
 use crate::memory::AnonymousMapping;
-use crate::{FrameSource, Stats};
+use crate::{FrameSource, Nanos, Stats};
 
 /// Sends a system call.
 const GROUPS: usize = 16;
@@ -364,5 +367,33 @@ impl Group {
     /// Whether no other packet of the same length finds room.
     fn is_full(&self) -> bool {
         !self.admits(self.key, self.segment)
+    }
+}
+
+/// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    last: Option<(Dropped, Nanos)>,
+}
+
+/// The kernel's reason, and whom it was for.
+type Dropped = (Option<i32>, IpAddr);
+
+impl Told {
+    /// Says why packets are dropped, if it is something else than last time, and no more than once a second.
+    pub(super) fn tell(&mut self, refused: &Refused, interface: &str, now: Nanos) {
+        let Refused { error, peer, packet } = refused;
+        let dropped = (error.raw_os_error(), *peer);
+        if self.last.is_some_and(|(last, at)| last == dropped || now.since(at) < Duration::from_secs(1)) {
+            return;
+        }
+        self.last = Some((dropped, now));
+        if error.raw_os_error() == Some(libc::EMSGSIZE) {
+            warn!(
+                "packets of {packet} bytes to {peer} are dropped: the way there takes less; a smaller path MTU passes"
+            );
+        } else {
+            warn!("packets to {peer} are dropped on '{interface}': {error}");
+        }
     }
 }
