@@ -373,21 +373,29 @@ impl Group {
 /// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    last: Option<(Dropped, Nanos)>,
+    pub(super) last: Option<(Dropped, Nanos)>,
 }
 
 /// The kernel's reason, and whom it was for.
 type Dropped = (Option<i32>, IpAddr);
 
 impl Told {
-    /// Says why packets are dropped, if it is something else than last time, and no more than once a second.
+    /// Whether to say this: something else than last time, and no more than once a second.
+    pub(super) fn is_news(&mut self, refusal: Dropped, now: Nanos) -> bool {
+        let is_news =
+            self.last.is_none_or(|(last, at)| last != refusal && now.since(at) >= Duration::from_secs(1));
+        if is_news {
+            self.last = Some((refusal, now));
+        }
+        is_news
+    }
+
+    /// Says why packets are dropped, if it is news.
     pub(super) fn tell(&mut self, refused: &Refused, interface: &str, now: Nanos) {
         let Refused { error, peer, packet } = refused;
-        let dropped = (error.raw_os_error(), *peer);
-        if self.last.is_some_and(|(last, at)| last == dropped || now.since(at) < Duration::from_secs(1)) {
+        if !self.is_news((error.raw_os_error(), *peer), now) {
             return;
         }
-        self.last = Some((dropped, now));
         if error.raw_os_error() == Some(libc::EMSGSIZE) {
             warn!(
                 "packets of {packet} bytes to {peer} are dropped: the way there takes less; a smaller path MTU passes"
