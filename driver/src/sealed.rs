@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use crate::memory::SpanMut;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstatfs, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, memfd_create};
 
 /// A mapping of a file with these is as long as it was for ever.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -23,7 +23,6 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 pub(crate) struct SealedMemory {
     base: NonNull<u8>,
     length: usize,
-    file: File,
 }
 
 // SAFETY: the mapping belongs to the value, and is reached by atomics and copies alone.
@@ -32,38 +31,38 @@ unsafe impl Send for SealedMemory {}
 unsafe impl Sync for SealedMemory {}
 
 impl SealedMemory {
-    /// New memory of `length` bytes, all zeros. Its pages are made now rather than when they are first used.
-    pub(crate) fn create(name: &str, length: usize) -> Result<SealedMemory, SealedError> {
+    /// New memory of `length` bytes, all zeros, and what other processes open it by. Its pages are made now rather than when
+    /// they are first used.
+    pub(crate) fn create(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
         let made = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(made.map_err(os("making memory to share"))?);
         file.set_len(length as u64).map_err(os("making memory to share"))?;
         fcntl_add_seals(&file, SEALS | SealFlags::SEAL).map_err(os("sealing memory to share"))?;
-        SealedMemory::map(file, length, libc::MAP_POPULATE)
+        Ok((SealedMemory::map(file.as_fd(), length, libc::MAP_POPULATE)?, file.into()))
     }
 
     /// Memory that another process has made, if it is of a length in `lengths`. Pages that its maker has left out are made one
     /// by one, as they are needed.
-    pub(crate) fn open(file: OwnedFd, lengths: RangeInclusive<usize>) -> Result<SealedMemory, SealedError> {
-        match fcntl_get_seals(&file) {
+    pub(crate) fn open(file: &OwnedFd, lengths: RangeInclusive<usize>) -> Result<SealedMemory, SealedError> {
+        match fcntl_get_seals(file) {
             Ok(seals) if seals.contains(SEALS) => {}
             Ok(seals) => return Err(SealedError::Unsealed { found: format!("{seals:?}") }),
             Err(error) => return Err(SealedError::Unsealed { found: io::Error::from(error).to_string() }),
         }
-        let kind = fstatfs(&file).map_err(os("looking at shared memory"))?.f_type;
+        let kind = fstatfs(file).map_err(os("looking at shared memory"))?.f_type;
         if kind != libc::TMPFS_MAGIC {
             return Err(SealedError::NotTmpfs { kind: kind as u64 });
         }
-        let file = File::from(file);
         // From here on it does not change.
-        let length = file.metadata().map_err(os("looking at shared memory"))?.len();
+        let length = fstat(file).map_err(os("looking at shared memory"))?.st_size;
         match usize::try_from(length) {
-            Ok(length) if lengths.contains(&length) => SealedMemory::map(file, length, 0),
-            _ => Err(SealedError::Length { length, lengths }),
+            Ok(length) if lengths.contains(&length) => SealedMemory::map(file.as_fd(), length, 0),
+            _ => Err(SealedError::Length { length: length as u64, lengths }),
         }
     }
 
     /// `file` is sealed, and has `length` bytes.
-    fn map(file: File, length: usize, flags: i32) -> Result<SealedMemory, SealedError> {
+    fn map(file: BorrowedFd<'_>, length: usize, flags: i32) -> Result<SealedMemory, SealedError> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             libc::mmap(
@@ -80,18 +79,13 @@ impl SealedMemory {
             return Err(failed(io::Error::last_os_error()));
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(SealedMemory { base, length, file }),
+            Some(base) => Ok(SealedMemory { base, length }),
             None => Err(failed(io::Error::other("mmap returned address 0"))),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.length
-    }
-
-    /// The memory as a descriptor, for another process.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 
     /// The eight bytes at `offset`, a multiple of 8.

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -68,6 +68,8 @@ impl Geometry {
 #[derive(Debug)]
 pub(super) struct Ring {
     memory: SealedMemory,
+    /// By which it is passed on.
+    file: OwnedFd,
     /// As it was checked when the ring was opened; never read again.
     geometry: Geometry,
 }
@@ -75,15 +77,16 @@ pub(super) struct Ring {
 impl Ring {
     pub(super) fn create(slots: u64, length: u64) -> Result<Ring, RingError> {
         let geometry = Geometry::new(slots, length)?;
-        let ring = Ring { memory: SealedMemory::create("ferroce-ring", geometry.bytes())?, geometry };
+        let (memory, file) = SealedMemory::create("ferroce-ring", geometry.bytes())?;
+        let ring = Ring { memory, file, geometry };
         ring.memory.word(offset_of!(Header, slots)).store(geometry.slots, Ordering::Relaxed);
         ring.memory.word(offset_of!(Header, length)).store(geometry.length, Ordering::Relaxed);
         ring.state().store(READY, Ordering::Release);
         Ok(ring)
     }
 
-    pub(super) fn open(memory: OwnedFd) -> Result<Ring, RingError> {
-        let memory = SealedMemory::open(memory, HEADER..=HEADER + LARGEST_WHOLE)?;
+    pub(super) fn open(file: OwnedFd) -> Result<Ring, RingError> {
+        let memory = SealedMemory::open(&file, HEADER..=HEADER + LARGEST_WHOLE)?;
         let state = memory.word(offset_of!(Header, state)).load(Ordering::Acquire);
         if state & !TAKEN != READY {
             return Err(RingError::NotARing(format!("its first word is {state:#x}, not {READY:#x}")));
@@ -97,11 +100,11 @@ impl Ring {
             let reason = format!("{slots} slots of {length} bytes take {needed} bytes, and it has {bytes}");
             return Err(RingError::NotARing(reason));
         }
-        Ok(Ring { memory, geometry })
+        Ok(Ring { memory, file, geometry })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.memory.file()
+        self.file.as_fd()
     }
 
     pub(super) fn state(&self) -> &AtomicU64 {

@@ -12,10 +12,9 @@ use crate::sealed::SealedMemory;
 /// # Panics
 /// If that is not so.
 pub fn play(script: &[u8]) {
-    let mut producer = FrameProducer::create(0).expect("memory to share");
-    let file = |producer: &FrameProducer| producer.file().try_clone_to_owned().expect("a descriptor");
-    let stranger = SealedMemory::open(file(&producer), 0..=usize::MAX).expect("the same memory");
-    let mut consumer = FrameConsumer::open(file(&producer)).expect("a ring");
+    let (mut producer, file) = FrameProducer::create(0).expect("memory to share");
+    let stranger = SealedMemory::open(&file, 0..=usize::MAX).expect("the same memory");
+    let mut consumer = FrameConsumer::open(&file).expect("a ring");
     let (mut frame, mut ends) = (Box::new([0; FRAME_MAX]), [Ok(()), Ok(())]);
     for step in script.chunks(12) {
         let [what, kind, number @ ..] = step else { continue };
@@ -94,10 +93,9 @@ mod tests {
         let mut random = Random::from_env("FERROCE_SHM_SEED");
         let (mut taken, mut corrupt) = (0u64, 0u64);
         for _ in 0..100 {
-            let mut producer = FrameProducer::create(0).unwrap();
-            let file = || producer.file().try_clone_to_owned().unwrap();
-            let stranger = SealedMemory::open(file(), 0..=usize::MAX).unwrap();
-            let mut consumer = FrameConsumer::open(file()).unwrap();
+            let (mut producer, file) = FrameProducer::create(0).unwrap();
+            let stranger = SealedMemory::open(&file, 0..=usize::MAX).unwrap();
+            let mut consumer = FrameConsumer::open(&file).unwrap();
             stop.store(false, Ordering::Relaxed);
             std::thread::scope(|scope| {
                 let mut numbers = Random::new(random.any());

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::net::SocketType;
@@ -132,8 +132,9 @@ impl Links {
     fn offer(&mut self, slot: &Slot, to: Neighbour, waits: bool) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
-        let ring = FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
-        let with = [ring.file(), slot.mailbox()];
+        let (ring, file) =
+            FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
+        let with = [file.as_fd(), slot.mailbox()];
         self.numbers += 1;
         let number = self.numbers;
         slots::say(&connection, slots::OFFER, &self.word(self.own.address, number), &with)?;
@@ -167,7 +168,7 @@ impl Links {
         if !is_unix_socket(&mailbox, SocketType::SEQPACKET) {
             return warn!("slot {} of {} gives what is no mailbox", from.slot, from.address);
         }
-        let ring = match FrameConsumer::open(memory) {
+        let ring = match FrameConsumer::open(&memory) {
             Ok(ring) => ring,
             Err(error) => {
                 self.counts.corrupt += 1;

@@ -8,7 +8,7 @@
 //! The ends need not trust each other. A word is read once and checked, what it names is copied out before anybody looks at it,
 //! and an index that can't be ends the ring.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::SpanMut;
@@ -166,17 +166,13 @@ impl FrameConsumer {
 }
 
 impl FrameProducer {
-    /// A ring for `size` bytes of entries, a power of two.
-    pub(super) fn create(size: usize) -> Result<FrameProducer, SealedError> {
+    /// A ring for `size` bytes of entries, a power of two, and its memory for the consumer.
+    pub(super) fn create(size: usize) -> Result<(FrameProducer, OwnedFd), SealedError> {
         let size = size.clamp(SIZE_MIN, SIZE_MAX).next_power_of_two();
-        let memory = SealedMemory::create("ferroce-shm", HEADER + size)?;
+        let (memory, file) = SealedMemory::create("ferroce-shm", HEADER + size)?;
         memory.word(MAGIC).store(READY, Ordering::Release);
-        Ok(FrameProducer { memory: Memory { memory, size }, next: 0, consumed: 0, first: (0, 0), batch: 0 })
-    }
-
-    /// The memory, for the consumer.
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.memory.memory.file()
+        let memory = Memory { memory, size };
+        Ok((FrameProducer { memory, next: 0, consumed: 0, first: (0, 0), batch: 0 }, file))
     }
 
     /// Whether there is room for a frame, however long.
@@ -296,8 +292,8 @@ pub(super) struct FrameConsumer {
 
 impl FrameConsumer {
     /// The other end of a ring, by the descriptor of its memory.
-    pub(super) fn open(memory: OwnedFd) -> Result<FrameConsumer, String> {
-        let memory = SealedMemory::open(memory, HEADER + SIZE_MIN..=HEADER + SIZE_MAX)
+    pub(super) fn open(file: &OwnedFd) -> Result<FrameConsumer, String> {
+        let memory = SealedMemory::open(file, HEADER + SIZE_MIN..=HEADER + SIZE_MAX)
             .map_err(|error| format!("{error:?}"))?;
         let size = memory.len() - HEADER;
         if !size.is_power_of_two() || memory.word(MAGIC).load(Ordering::Acquire) != READY {
@@ -381,8 +377,8 @@ mod tests {
     use super::*;
 
     fn pair(size: usize) -> (FrameProducer, FrameConsumer) {
-        let producer = FrameProducer::create(size).unwrap();
-        let consumer = FrameConsumer::open(producer.file().try_clone_to_owned().unwrap()).unwrap();
+        let (producer, file) = FrameProducer::create(size).unwrap();
+        let consumer = FrameConsumer::open(&file).unwrap();
         (producer, consumer)
     }
 

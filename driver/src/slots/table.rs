@@ -1,7 +1,7 @@
 //! Which of the processes has which service: memory that all of them map. It is changed under the lock alone. A process that
 //! ends leaves its entries behind, which count no more and are cleared by another one.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::SLOTS;
@@ -21,7 +21,11 @@ const TOLD: usize = 16;
 const FORMER: u64 = 1 << 32;
 
 #[derive(Debug)]
-pub(super) struct Table(SealedMemory);
+pub(super) struct Table {
+    memory: SealedMemory,
+    /// For those who join.
+    file: OwnedFd,
+}
 
 /// What came of listening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,24 +38,25 @@ pub(super) enum Listened {
 
 impl Table {
     pub(super) fn create() -> Result<Table, SealedError> {
-        Ok(Table(SealedMemory::create("ferroce-slots", LENGTH)?))
+        let (memory, file) = SealedMemory::create("ferroce-slots", LENGTH)?;
+        Ok(Table { memory, file })
     }
 
     pub(super) fn open(file: OwnedFd) -> Result<Table, SealedError> {
-        Ok(Table(SealedMemory::open(file, LENGTH..=LENGTH)?))
+        Ok(Table { memory: SealedMemory::open(&file, LENGTH..=LENGTH)?, file })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.0.file()
+        self.file.as_fd()
     }
 
     /// How many slots have had a process yet.
     pub(super) fn descriptors(&self) -> usize {
-        (self.0.word(DESCRIPTORS).load(Ordering::Acquire) as usize).min(SLOTS)
+        (self.memory.word(DESCRIPTORS).load(Ordering::Acquire) as usize).min(SLOTS)
     }
 
     pub(super) fn set_descriptors(&self, count: usize) {
-        self.0.word(DESCRIPTORS).store(count as u64, Ordering::Release);
+        self.memory.word(DESCRIPTORS).store(count as u64, Ordering::Release);
     }
 
     /// The service is that of `slot` from now on. `alive` are the slots that have processes.
@@ -73,7 +78,7 @@ impl Table {
         named.store(service, Ordering::Release);
         owner.store(slot as u64 + 1, Ordering::Release);
         if index == used {
-            self.0.word(USED).store(used as u64 + 1, Ordering::Release);
+            self.memory.word(USED).store(used as u64 + 1, Ordering::Release);
         }
         Listened::Done
     }
@@ -115,11 +120,11 @@ impl Table {
     }
 
     fn used(&self) -> usize {
-        (self.0.word(USED).load(Ordering::Acquire) as usize).min(SERVICES_MAX)
+        (self.memory.word(USED).load(Ordering::Acquire) as usize).min(SERVICES_MAX)
     }
 
     pub(super) fn told(&self) -> &AtomicU64 {
-        self.0.word(TOLD)
+        self.memory.word(TOLD)
     }
 
     fn is_of(&self, index: usize, service: u64) -> bool {
@@ -140,7 +145,7 @@ impl Table {
 
     /// The words of an entry: the service, and its slot plus one.
     fn entry(&self, index: usize) -> [&AtomicU64; 2] {
-        [0, 8].map(|at| self.0.word(HEADER + index * ENTRY + at))
+        [0, 8].map(|at| self.memory.word(HEADER + index * ENTRY + at))
     }
 }
 
@@ -204,7 +209,7 @@ mod tests {
     fn what_stands_there_is_checked() {
         let table = Table::create().unwrap();
         for offset in (0..LENGTH).step_by(8) {
-            table.0.word(offset).store(u64::MAX, Ordering::Relaxed);
+            table.memory.word(offset).store(u64::MAX, Ordering::Relaxed);
         }
         assert_eq!((table.descriptors(), table.used()), (SLOTS, SERVICES_MAX));
         assert_eq!((table.find(u64::MAX, u64::MAX), table.first_with_any(u64::MAX)), (None, None));
