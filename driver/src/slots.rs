@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -47,6 +47,8 @@ pub(crate) const PACKET: u8 = b'P';
 pub(crate) const OFFER: u8 = b'O';
 /// Mail that says of a process that was [watched](Slot::watch) that it has ended; its bytes are the watch's number.
 pub(crate) const GONE: u8 = b'G';
+/// So long a slot in which nobody was is not looked at again.
+const VACANT: Duration = Duration::from_millis(10);
 /// How long a change of the group may take: a newcomer waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -128,6 +130,9 @@ pub(crate) struct Group {
     one_left: Condvar,
     bell: OwnedFd,
     watches: Mutex<Vec<Watch>>,
+    /// Until when each slot need not be looked at again, for nobody was in it: in nanoseconds since `made`.
+    vacant: Vec<AtomicU64>,
+    made: Instant,
 }
 
 /// A process whose end is told to a slot.
@@ -324,10 +329,22 @@ impl Group {
     }
 
     /// Whether nobody of this user is in a slot, also nobody who has come and whom this process, that was stopped, has not heard
-    /// yet. Takes system calls.
+    /// yet. Takes system calls, but not for each of many packets that anybody sends.
     pub(crate) fn is_vacant(&self, slot: usize) -> bool {
-        self.alive() >> slot & 1 == 0
-            && matches!(self.name.connect(&slot.to_string()), Ok(Found::Nobody | Found::Stranger(_)))
+        let Some(vacant) = self.vacant.get(slot).filter(|_| self.alive() >> slot & 1 == 0) else {
+            return false;
+        };
+        let now = self.made.elapsed();
+        let known = vacant.load(Ordering::Relaxed);
+        if u128::from(known) > now.as_nanos() {
+            return true;
+        }
+        let is_vacant =
+            matches!(self.name.connect(&slot.to_string()), Ok(Found::Nobody | Found::Stranger(_)));
+        if is_vacant {
+            vacant.store((now + VACANT).as_nanos() as u64, Ordering::Relaxed);
+        }
+        is_vacant
     }
 
     /// The lowest slot of this process.

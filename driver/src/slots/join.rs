@@ -146,6 +146,8 @@ fn become_member<R: Resource>(
         one_left: Condvar::new(),
         watches: Mutex::new(Vec::new()),
         bell,
+        vacant: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+        made: Instant::now(),
     });
     group.set_alive(alive);
     let numbers: Vec<_> = own.iter().map(|own| (own.slot, own.mailbox_of_others.clone())).collect();

@@ -303,6 +303,22 @@ fn stranger() {
     let _ = io::stdin().read(&mut [0]);
 }
 
+/// Packets to somebody who has ended are anybody's to send, and each look is a connection.
+#[test]
+fn a_vacant_slot_is_not_looked_at_for_each_packet() {
+    let first = join_one("vacant");
+    let group = first.group();
+    let known_until = || group.vacant[7].load(Ordering::Relaxed);
+    assert!(group.is_vacant(7));
+    let first_look = known_until();
+    while group.made.elapsed() < Duration::from_nanos(first_look) {
+        // A look would say so for longer, if time has not just passed.
+        assert!(group.is_vacant(7));
+        assert!(known_until() == first_look || group.made.elapsed() > Duration::from_nanos(first_look));
+    }
+    assert!(group.is_vacant(7) && known_until() > first_look);
+}
+
 /// Another user may take names, and keeps nobody out so until they are all of them.
 #[test]
 fn names_that_strangers_have_are_passed_over() {
