@@ -66,6 +66,7 @@ mod next_hop;
 pub mod pcap;
 mod prefetch;
 mod printable;
+pub mod private_directory;
 mod readiness;
 pub mod reduction;
 pub mod rnic;
@@ -76,6 +77,7 @@ pub mod sim;
 mod slots;
 mod time;
 pub mod udp;
+pub mod user_ids;
 mod waker;
 mod wrapper;
 

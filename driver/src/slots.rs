@@ -48,12 +48,17 @@ pub(crate) const OFFER: u8 = b'O';
 /// Mail that says of a process that was [watched](Slot::watch) that it has ended; its bytes are the watch's number.
 pub(crate) const GONE: u8 = b'G';
 /// So long a slot in which nobody was is not looked at again.
-const VACANT: Duration = Duration::from_millis(10);
+pub(crate) const VACANT: Duration = Duration::from_millis(10);
 /// How long a change of the group may take: a newcomer waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a group shares. One value founds or joins the group, and stays with the process's thread.
 pub(crate) trait Resource: Send + 'static {
+    /// Whether it is nothing without others.
+    fn needs_others(&self) -> bool {
+        false
+    }
+
     /// Whether this slot, the lowest that is free, will do. Nothing has changed yet.
     fn takes(&self, slot: usize) -> Result<(), Error> {
         let _ = slot;
@@ -85,10 +90,16 @@ pub(crate) trait Resource: Send + 'static {
 /// A connection to the process in slot `number` of what is called `what` in names, if it is there and of this user. Never
 /// blocks.
 pub(crate) fn connect(what: &str, number: usize) -> io::Result<Option<OwnedFd>> {
-    Ok(match Name::new(what).connect(&number.to_string())? {
+    Ok(match Name::new(what)?.connect(&number.to_string())? {
         Found::Process(connection) => Some(connection),
-        Found::Nobody | Found::Busy | Found::Stranger(_) => None,
+        Found::Nobody | Found::Busy => None,
     })
+}
+
+/// The name of a newcomer of whom nobody has heard yet.
+#[cfg(test)]
+pub(crate) fn unheard(what: &str, number: usize) -> impl Drop + use<> {
+    Name::new(what).unwrap().bind(&number.to_string()).unwrap().unwrap()
 }
 
 /// Says something to who has a mailbox, or to a process that one is [connected](connect) to. Never blocks.
@@ -339,8 +350,7 @@ impl Group {
         if u128::from(known) > now.as_nanos() {
             return true;
         }
-        let is_vacant =
-            matches!(self.name.connect(&slot.to_string()), Ok(Found::Nobody | Found::Stranger(_)));
+        let is_vacant = matches!(self.name.connect(&slot.to_string()), Ok(Found::Nobody));
         if is_vacant {
             vacant.store((now + VACANT).as_nanos() as u64, Ordering::Relaxed);
         }
@@ -450,6 +460,10 @@ impl Parts {
 }
 
 impl Resource for Mailboxes {
+    fn needs_others(&self) -> bool {
+        true
+    }
+
     fn found(&mut self) -> Result<Vec<OwnedFd>, Error> {
         Ok(Vec::new())
     }

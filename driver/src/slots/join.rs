@@ -67,12 +67,18 @@ fn become_member<R: Resource>(
     count: usize,
     mut resource: R,
 ) -> Result<Vec<Slot>, Error> {
-    let name = Name::new(what);
+    let name = match Name::new(what) {
+        Ok(name) => name,
+        Err(error) if resource.needs_others() => return Err(failed(&known_as, &error)),
+        Err(error) => {
+            warn!("{known_as} is this process's alone, and nobody is reached by shared memory: {error}");
+            Name::alone()
+        }
+    };
     let os = |source: io::Error| failed(&known_as, &source);
     let held = lock(&name, &known_as)?;
-    let (mut found, members) = look(&name, &known_as)?;
-    let taken = found.alive | found.strangers;
-    resource.takes((!taken).trailing_zeros() as usize)?;
+    let (found, members) = look(&name, &known_as)?;
+    resource.takes((!found.alive).trailing_zeros() as usize)?;
     let (table, mut parts) = match members {
         Some(members) => members,
         None => {
@@ -84,41 +90,29 @@ fn become_member<R: Resource>(
     parts.mailboxes.resize_with(SLOTS, || None);
 
     let mut listeners = Vec::with_capacity(count);
-    for slot in (0..SLOTS).filter(|slot| taken >> slot & 1 == 0) {
+    for slot in (0..SLOTS).filter(|slot| found.alive >> slot & 1 == 0) {
         if listeners.len() == count {
             break;
         }
-        match name.bind(&slot.to_string()).map_err(os)? {
-            Some(listener) => listeners.push((slot, listener)),
-            None => {
-                warn!(
-                    "another user has taken the name of slot {slot} of {known_as}, and does not answer there"
-                );
-                found.strangers |= 1 << slot;
-            }
-        }
+        // Under the lock nobody comes.
+        let listener = name.bind(&slot.to_string()).map_err(os)?;
+        let taken =
+            || Error::sharing(&known_as, format!("somebody has come into slot {slot} without the lock"));
+        listeners.push((slot, listener.ok_or_else(taken)?));
     }
     if listeners.len() < count {
         let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
         let processes = format!("{} of its {SLOTS} slots have processes", found.alive.count_ones());
-        let strangers = match found.strangers.count_ones() {
-            0 => String::new(),
-            taken => format!(", other users have taken the names of {taken} (`ss -xap | grep ferroce`)"),
-        };
-        return Err(Error::sharing(&known_as, format!("{processes}{strangers}{wanted}")));
+        return Err(Error::sharing(&known_as, format!("{processes}{wanted}")));
     }
     let mut own = Vec::with_capacity(count);
     for (slot, listener) in listeners {
         if let Some(descriptor) = parts.descriptors.get(slot) {
             resource.renew(descriptor.as_fd())?;
         }
-        // The next one, unless strangers have the names of slots before it: those have descriptors all the same.
-        while parts.descriptors.len() <= slot {
-            let descriptor = resource.add(&parts)?;
-            if parts.descriptors.len() < slot {
-                resource.retire(descriptor.as_fd());
-            }
-            parts.descriptors.push(descriptor.into());
+        // The next one.
+        if parts.descriptors.len() == slot {
+            parts.descriptors.push(resource.add(&parts)?.into());
             table.set_descriptors(parts.descriptors.len());
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -181,26 +175,19 @@ const LOOKS_MAX: u32 = 100;
 struct Present {
     /// Slots with processes.
     alive: u64,
-    /// Slots whose names other users have. Anybody may take them, one by one, but keeps nobody out so.
-    strangers: u64,
     /// Those that are connected.
     connections: Vec<(usize, OwnedFd)>,
 }
 
 impl Present {
     fn look(name: &Name, what: &str) -> Result<Present, Error> {
-        let mut present = Present { alive: 0, strangers: 0, connections: Vec::new() };
+        let mut present = Present { alive: 0, connections: Vec::new() };
         for slot in 0..SLOTS {
-            let found = name.look_up(&slot.to_string());
+            let found = name.connect(&slot.to_string());
             match found.map_err(|source| failed(what, &source))? {
                 Found::Nobody => continue,
                 Found::Process(connection) => present.connections.push((slot, connection)),
                 Found::Busy => {}
-                Found::Stranger(stranger) => {
-                    warn!("user {} has taken the name of slot {slot} of {what}", stranger.uid);
-                    present.strangers |= 1 << slot;
-                    continue;
-                }
             }
             present.alive |= 1 << slot;
         }

@@ -1,165 +1,212 @@
-//! Names by which processes of one user find each other: abstract Unix sockets. A name is of one network namespace, as the
-//! addresses are that are shared, and ends with its process.
+//! Names by which processes of one user find each other: Unix sockets in a directory that the user alone can reach
+//! ([`private_directory`]). A name is of one network namespace, as the addresses are that are shared. What a process leaves there
+//! when it is killed refuses connections, and the next one takes it away.
+//!
+//! Abstract sockets would leave nothing. But anybody can take their names, fill their backlogs, and send a connection descriptors whose
+//! end holds up whoever closes them, before it is known whose it is.
 
-use std::fs;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
 use crate::credentials::Credentials;
-use crate::holder::processes_with;
+use crate::private_directory;
+use crate::user_ids::UserIds;
 
 /// Of the names and of what is said between their processes. Processes of different versions do not find each other.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Newcomers that wait at a name.
 const BACKLOG: i32 = 64;
-/// A user who is not known.
-const NOBODY: u32 = 65_534;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What processes share, by name.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
+    /// Nobody else finds it without one.
+    directory: Option<Arc<OwnedFd>>,
     prefix: String,
-    user: u32,
 }
 
 /// Who has a name.
 #[derive(Debug)]
 pub(super) enum Found {
     Nobody,
-    /// A process of this user, connected.
+    /// A process, connected.
     Process(OwnedFd),
     /// One that does not take connections now: it takes none in its turn, for it is stopped.
     Busy,
-    /// A process of somebody else.
-    Stranger(Credentials),
+}
+
+/// A name of this process, at which others connect. It is given up on drop.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    file: Option<(Arc<OwnedFd>, String)>,
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((directory, file)) = &self.file {
+            // Before the socket is closed: while it takes connections nobody else has the name.
+            let _ = unlinkat(directory, file, AtFlags::empty());
+        }
+    }
 }
 
 impl Name {
-    pub(super) fn new(what: &str) -> Name {
+    /// Of `what` in this thread's network namespace.
+    ///
+    /// # Errors
+    /// Nobody could find it, or anybody: the reason. [`Name::alone`] will do for whoever needs nobody else.
+    pub(super) fn new(what: &str) -> io::Result<Name> {
         let user = rustix::process::geteuid().as_raw();
-        Name { prefix: format!("ferroce/{VERSION}/{user}/{what}"), user }
+        if UserIds::read().is_anybody(user) {
+            return Err(io::Error::other(format!(
+                "user {user} stands for every user whom this user namespace does not know, and whose a process is can't be told"
+            )));
+        }
+        let path = private_directory::of_user();
+        let directory = private_directory::make(&path)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net")
+            .map_err(|error| io::Error::new(error.kind(), format!("/proc/thread-self/ns/net: {error}")))?;
+        let what = what.replace('%', "%25").replace('/', "%2F");
+        let prefix = format!("slots-{VERSION}-{}-{what}", namespace.ino());
+        Ok(Name { directory: Some(Arc::new(directory)), prefix })
     }
 
-    /// Takes the name of `part`, or `None` if somebody has it.
-    pub(super) fn bind(&self, part: &str) -> io::Result<Option<OwnedFd>> {
-        let socket = self.socket()?;
-        match bind(&socket, &self.address(part)?) {
-            Ok(()) => {}
-            Err(Errno::ADDRINUSE) => return Ok(None),
+    /// One that nobody else finds.
+    pub(super) fn alone() -> Name {
+        Name { directory: None, prefix: String::new() }
+    }
+
+    /// Takes the name of `part`, or `None` if somebody has it. Under the [lock](Lock).
+    pub(super) fn bind(&self, part: &str) -> io::Result<Option<Listener>> {
+        let Some(directory) = &self.directory else {
+            return Ok(Some(Listener { socket: eventfd(0, EventfdFlags::CLOEXEC)?, file: None }));
+        };
+        match self.connect(part)? {
+            Found::Nobody => {}
+            Found::Process(_) | Found::Busy => return Ok(None),
+        }
+        let file = self.file(part);
+        match unlinkat(directory, &file, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
+        let socket = socket()?;
+        bind(&socket, &address(directory, &file)?)?;
         listen(&socket, BACKLOG)?;
-        Ok(Some(socket))
-    }
-
-    /// As [`connect`](Name::connect), but whose a name is that takes no connections is looked for in all of `/proc`.
-    pub(super) fn look_up(&self, part: &str) -> io::Result<Found> {
-        Ok(match self.connect(part)? {
-            Found::Busy => self.busy(part),
-            found => found,
-        })
+        Ok(Some(Listener { socket, file: Some((directory.clone(), file)) }))
     }
 
     /// Connects to who has the name of `part`.
     pub(super) fn connect(&self, part: &str) -> io::Result<Found> {
-        let socket = self.socket()?;
-        match connect(&socket, &self.address(part)?) {
-            Ok(()) => {}
-            Err(Errno::CONNREFUSED) => return Ok(Found::Nobody),
-            Err(Errno::AGAIN) => return Ok(Found::Busy),
-            Err(error) => return Err(error.into()),
-        }
-        let socket = UnixStream::from(socket);
-        let credentials = Credentials::of_peer(&socket)?;
-        if credentials.uid == self.user {
-            Ok(Found::Process(socket.into()))
-        } else {
-            Ok(Found::Stranger(credentials))
+        let Some(directory) = &self.directory else { return Ok(Found::Nobody) };
+        let socket = socket()?;
+        match connect(&socket, &address(directory, &self.file(part))?) {
+            Ok(()) => Ok(Found::Process(socket)),
+            Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Found::Nobody),
+            Err(Errno::AGAIN) => Ok(Found::Busy),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// The kernel does not tell whose a name is that takes no connections, and anybody can have such a one.
-    fn busy(&self, part: &str) -> Found {
-        let name = format!("@{}/{part}", self.prefix);
-        let Some(inode) = listening_at(&name) else { return Found::Busy };
-        match processes_with([inode]).get(&inode).map(|process| process.pid) {
-            Some(pid) => match fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()) {
-                Ok(uid) if uid != self.user => Found::Stranger(Credentials { pid, uid }),
-                _ => Found::Busy,
-            },
-            // What processes of this user have open is seen.
-            None => Found::Stranger(Credentials { pid: 0, uid: NOBODY }),
-        }
-    }
-
-    /// Whether who has connected is of this user.
+    /// Whether who has connected is of this user: root can reach the directory too.
     pub(super) fn admits(&self, connection: &UnixStream) -> bool {
-        Credentials::of_peer(connection).is_ok_and(|peer| peer.uid == self.user)
+        let user = rustix::process::geteuid().as_raw();
+        Credentials::of_peer(connection).is_ok_and(|peer| peer.uid == user)
     }
 
-    fn socket(&self) -> io::Result<OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
-    }
-
-    fn address(&self, part: &str) -> io::Result<SocketAddrUnix> {
-        Ok(SocketAddrUnix::new_abstract_name(format!("{}/{part}", self.prefix).as_bytes())?)
+    fn file(&self, part: &str) -> String {
+        format!("{}-{part}", self.prefix)
     }
 }
 
-/// The inode of the socket that listens at an abstract name, in this network namespace.
-fn listening_at(name: &str) -> Option<u32> {
-    /// `__SO_ACCEPTCON`. Those that were accepted have the same name.
-    const LISTENS: u32 = 1 << 16;
-    let sockets = fs::read_to_string("/proc/thread-self/net/unix").ok()?;
-    sockets.lines().find_map(|line| {
-        // Number, references, protocol, flags, type, state, inode, name.
-        let fields: Vec<&str> = line.split_whitespace().collect();
-        let &[_, _, _, flags, _, _, inode, listening] = &fields[..] else { return None };
-        let listens = u32::from_str_radix(flags, 16).ok()? & LISTENS != 0;
-        (listens && listening == name).then(|| inode.parse().ok())?
-    })
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Whoever has it may change what the processes share.
+/// Of a file in what was opened and checked, whatever is in its place by now; and never too long.
+fn address(directory: &OwnedFd, file: &str) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{file}", directory.as_raw_fd()))?)
+}
+
+/// Whoever has it may change what the processes share. Its file is there while somebody has it.
 #[derive(Debug)]
-pub(super) struct Lock(#[expect(dead_code, reason = "held until it is dropped")] OwnedFd);
+pub(super) struct Lock(#[expect(dead_code, reason = "held until it is dropped")] Option<Held>);
+
+#[derive(Debug)]
+struct Held {
+    directory: Arc<OwnedFd>,
+    name: String,
+    #[expect(dead_code, reason = "locked until it is closed")]
+    file: File,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Whoever waits for this file finds that it is gone, and takes a new one.
+        let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
+    }
+}
 
 impl Lock {
-    const PART: &str = "lock";
-
-    /// `None` while somebody else has it.
-    pub(super) fn try_take(name: &Name) -> io::Result<Option<Lock>> {
-        Ok(name.bind(Lock::PART)?.map(Lock))
+    /// `Err` says who has it, as far as that is known.
+    pub(super) fn try_take(name: &Name) -> io::Result<Result<Lock, String>> {
+        let Some(directory) = &name.directory else { return Ok(Ok(Lock(None))) };
+        let path = name.file("lock");
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(openat(directory, &path, flags, Mode::RUSR | Mode::WUSR)?);
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut holder = String::new();
+                file.take(16).read_to_string(&mut holder)?;
+                return Ok(Err(holder));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        match statat(directory, &path, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) if there.st_ino == file.metadata()?.ino() => {}
+            // Who had it has ended since it was opened.
+            Ok(_) | Err(Errno::NOENT) => return Ok(Err(String::new())),
+            Err(error) => return Err(error.into()),
+        }
+        file.set_len(0)?;
+        write!(file, "pid {}", std::process::id())?;
+        Ok(Ok(Lock(Some(Held { directory: directory.clone(), name: path, file }))))
     }
 
     /// Waits for it, for `patience` at most. `Err` says who has it then.
     pub(super) fn take(name: &Name, patience: Duration) -> io::Result<Result<Lock, String>> {
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(lock) = Lock::try_take(name)? {
-                return Ok(Ok(lock));
+            match Lock::try_take(name)? {
+                Ok(lock) => return Ok(Ok(lock)),
+                Err(holder) if Instant::now() >= deadline => {
+                    return Ok(Err(if holder.is_empty() { "another process".to_owned() } else { holder }));
+                }
+                Err(_) => std::thread::sleep(PAUSE),
             }
-            if Instant::now() >= deadline {
-                let holder = match name.connect(Lock::PART)? {
-                    Found::Stranger(credentials) => format!("user {}", credentials.uid),
-                    Found::Process(socket) => {
-                        format!("pid {}", Credentials::of_peer(&UnixStream::from(socket))?.pid)
-                    }
-                    Found::Nobody | Found::Busy => "another process".to_owned(),
-                };
-                return Ok(Err(holder));
-            }
-            std::thread::sleep(PAUSE);
         }
     }
 }
@@ -169,7 +216,11 @@ mod tests {
     use super::*;
 
     fn name(what: &str) -> Name {
-        Name::new(&format!("{}/{what}", std::process::id()))
+        Name::new(&format!("{}/{what}", std::process::id())).unwrap()
+    }
+
+    fn is_there(name: &Name, part: &str) -> bool {
+        private_directory::of_user().join(name.file(part)).exists()
     }
 
     #[test]
@@ -177,13 +228,27 @@ mod tests {
         let name = name("one");
         assert!(matches!(name.connect("3").unwrap(), Found::Nobody));
         let first = name.bind("3").unwrap();
-        assert!(first.is_some());
+        assert!(first.is_some() && is_there(&name, "3"));
         assert!(name.bind("3").unwrap().is_none());
         assert!(name.bind("4").unwrap().is_some());
         assert!(matches!(name.connect("3").unwrap(), Found::Process(_)));
         drop(first);
+        assert!(!is_there(&name, "3"));
         assert!(matches!(name.connect("3").unwrap(), Found::Nobody));
+        // A process that is killed takes nothing away.
+        let mut killed = name.bind("3").unwrap().unwrap();
+        killed.file = None;
+        drop(killed);
+        assert!(is_there(&name, "3") && matches!(name.connect("3").unwrap(), Found::Nobody));
         assert!(name.bind("3").unwrap().is_some());
+    }
+
+    #[test]
+    fn names_are_told_apart() {
+        let [one, other] = ["a/b", "a%2Fb"].map(name);
+        let _first = one.bind("0").unwrap();
+        assert!(matches!(other.connect("0").unwrap(), Found::Nobody));
+        assert!(other.bind("0").unwrap().is_some());
     }
 
     #[test]
@@ -192,28 +257,46 @@ mod tests {
         let _held = name.bind("0").unwrap();
         let _waiting: Vec<_> = (0..=BACKLOG).map(|_| name.connect("0").unwrap()).collect();
         assert!(matches!(name.connect("0").unwrap(), Found::Busy));
+        assert!(name.bind("0").unwrap().is_none());
+    }
+
+    #[test]
+    fn nobody_finds_who_is_alone() {
+        let name = Name::alone();
+        let listener = name.bind("0").unwrap().unwrap();
+        assert!(matches!(name.connect("0").unwrap(), Found::Nobody));
+        let mut ready = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut ready, Some(&now)).unwrap(), 0);
+        assert!(Lock::try_take(&name).unwrap().is_ok() && Lock::try_take(&name).unwrap().is_ok());
     }
 
     #[test]
     fn one_has_the_lock() {
         let name = name("lock");
         let lock = Lock::try_take(&name).unwrap().expect("it is free");
-        assert!(Lock::try_take(&name).unwrap().is_none());
         let refused = Lock::take(&name, Duration::from_millis(5)).unwrap().unwrap_err();
         assert_eq!(refused, format!("pid {}", std::process::id()));
         drop(lock);
+        assert!(!is_there(&name, "lock"));
         assert!(Lock::take(&name, Duration::ZERO).unwrap().is_ok());
     }
 
     #[test]
-    fn who_listens_is_found_by_name() {
-        let name = name("found");
-        let full = format!("@{}/5", name.prefix);
-        assert_eq!(listening_at(&full), None);
-        let listener = name.bind("5").unwrap().expect("it is free");
-        let inode = rustix::fs::fstat(&listener).unwrap().st_ino;
-        assert_eq!(listening_at(&full), Some(inode as u32));
-        let holder = processes_with([inode as u32]).remove(&(inode as u32)).unwrap();
-        assert_eq!(holder.pid, std::process::id());
+    fn the_lock_is_one_threads_at_a_time() {
+        let name = name("turns");
+        let inside = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let _lock = Lock::take(&name, Duration::from_secs(20)).unwrap().expect("in its turn");
+                        assert_eq!(inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0);
+                        std::thread::yield_now();
+                        inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    }
+                });
+            }
+        });
     }
 }

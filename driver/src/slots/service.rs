@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, is_short};
 use super::message::{self, Message};
-use super::name::{Found, Lock};
+use super::name::{Found, Listener, Lock};
 use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, PACKET, Resource, SLOTS, Watch, locked, owner};
 use crate::waker::timespec;
 
@@ -37,7 +37,7 @@ const STACK: usize = 256 << 10;
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) slot: usize,
-    pub(super) listener: OwnedFd,
+    pub(super) listener: Listener,
     pub(super) mailbox: OwnedFd,
     /// The end that others have; this one keeps it for newcomers.
     pub(super) mailbox_of_others: Arc<OwnedFd>,
@@ -207,7 +207,6 @@ impl<R: Resource> Service<R> {
 
     fn accept(&mut self, index: usize) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Of another user anybody may connect, again and again.
         for _ in 0..MESSAGES_MAX {
             if self.connections.len() >= CONNECTIONS_MAX {
                 break;
@@ -227,7 +226,7 @@ impl<R: Resource> Service<R> {
                 let slot = Some(self.own[index].slot);
                 self.connections.push(Connection::new(connection.into(), slot));
             } else {
-                debug!("somebody of another user asked for {}", self.group.what);
+                debug!("root asked for {}", self.group.what);
             }
         }
     }
@@ -396,7 +395,7 @@ impl<R: Resource> Service<R> {
                 }
                 true
             }
-            Ok(Found::Nobody | Found::Stranger(_)) => false,
+            Ok(Found::Nobody) => false,
             _ => true,
         }
     }
@@ -472,7 +471,7 @@ impl<R: Resource> Service<R> {
     fn tidy(&mut self) {
         let lock = match Lock::try_take(&self.group.name) {
             // A newcomer changes the group, and may well be about to take such a slot.
-            Ok(None) | Err(_) => return,
+            Ok(Err(_)) | Err(_) => return,
             Ok(lock) => lock,
         };
         self.untidy = false;

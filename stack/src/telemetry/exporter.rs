@@ -3,11 +3,9 @@
 
 mod directory;
 mod exported;
-mod user_ids;
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +14,8 @@ use std::time::Duration;
 use directory::Directory;
 pub use exported::Exported;
 use ferroce_driver::Nanos;
+use ferroce_driver::private_directory::{self, OF_OTHERS, OF_ROOT, OTHERS_PREFIX};
 use rustix::process::geteuid;
-use user_ids::UserIds;
 
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::Error;
@@ -128,37 +126,26 @@ impl Reader {
     }
 }
 
-const OF_ROOT: &str = "/run/ferroce";
 /// Has a folder for each user who is logged in; `XDG_RUNTIME_DIR` points there.
 const OF_SESSIONS: &str = "/run/user";
-const OF_OTHERS: &str = "/tmp";
-const OTHERS_PREFIX: &str = "ferroce-";
 
 /// Where this user's sockets are.
 fn own_directory() -> PathBuf {
-    let (ids, uid) = (UserIds::read(), geteuid());
-    // Root of a user namespace is an ordinary user to whom /run does not belong.
-    if uid.is_root() && ids.are_the_same() {
-        return OF_ROOT.into();
-    }
+    let of_user = private_directory::of_user();
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     match session {
-        Some(session) => session.join("ferroce"),
-        None => {
-            let uid = ids.outside(uid.as_raw()).unwrap_or(uid.as_raw());
-            Path::new(OF_OTHERS).join(format!("{OTHERS_PREFIX}{uid}"))
-        }
+        Some(session) if of_user != Path::new(OF_ROOT) => session.join("ferroce"),
+        _ => of_user,
     }
 }
 
-/// Makes a directory that nobody else can look into. One that is there already must be such: where
-/// everybody may write, somebody else may have been there before.
+/// Makes a directory that nobody else can look into, or opens it.
 fn make_private(directory: &Path) -> io::Result<Directory> {
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+    match private_directory::make(directory) {
+        Err(error) if !matches!(error.kind(), ErrorKind::NotADirectory | ErrorKind::Other) => Err(error),
+        // One that can't be trusted is refused with what to do.
+        _ => Directory::open(directory, geteuid().as_raw()),
     }
-    Directory::open(directory, geteuid().as_raw())
 }
 
 #[cfg(test)]

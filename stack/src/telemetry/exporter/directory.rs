@@ -1,8 +1,6 @@
 //! A directory of sockets that one user alone can reach.
 //!
-//! Some are where everybody may write, and root looks into those of all users. So a directory is opened
-//! once, without following a link, and what was opened is what is checked; its entries are reached from
-//! there.
+//! Root looks into those of all users, so the entries of a directory are reached from what was opened and checked.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -11,7 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use ferroce_driver::private_directory;
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// In /tmp only its owner and root can remove it.
@@ -30,25 +29,12 @@ pub(super) struct Directory {
 impl Directory {
     /// Opens a directory that must be of `owner` with mode 0700.
     pub(super) fn open(path: &Path, owner: u32) -> io::Result<Directory> {
-        let wanted = format!("must be a directory of uid {owner} with mode 0700");
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| {
-            match io::Error::from(error) {
-                // That is what the kernel says of a link.
-                error if error.kind() == ErrorKind::NotADirectory => {
-                    io::Error::new(error.kind(), format!("{wanted}; it is a link or a file; {CURE}"))
-                }
-                error => error,
+        let fd = private_directory::open(path, owner).map_err(|error| match error.kind() {
+            kind @ (ErrorKind::NotADirectory | ErrorKind::Other) => {
+                io::Error::new(kind, format!("{error}; {CURE}"))
             }
+            _ => error,
         })?;
-        let found = fs::fstat(&fd)?;
-        let mode = found.st_mode & 0o7777;
-        if found.st_uid != owner || mode & 0o077 != 0 {
-            let uid = found.st_uid;
-            return Err(io::Error::other(format!(
-                "{wanted}; it is of uid {uid} with mode {mode:04o}; {CURE}"
-            )));
-        }
         Ok(Directory { fd, path: path.to_owned(), owner })
     }
 

@@ -14,11 +14,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ferroce_driver::credentials::Credentials;
+use ferroce_driver::user_ids::UserIds;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 
 use super::directory::Directory;
-use super::user_ids::UserIds;
 use super::{OF_OTHERS, OF_ROOT, OF_SESSIONS, OTHERS_PREFIX, own_directory};
 use crate::telemetry::metrics::Metrics;
 

@@ -4,8 +4,10 @@
 use std::fs;
 
 /// The user IDs of this process's user namespace, and what they are outside (user_namespaces(7)).
-pub(super) struct UserIds(Vec<Range>);
+#[derive(Debug)]
+pub struct UserIds(Vec<Range>);
 
+#[derive(Debug)]
 struct Range {
     inside: u32,
     outside: u32,
@@ -14,7 +16,7 @@ struct Range {
 
 impl UserIds {
     /// Those of this process.
-    pub(super) fn read() -> UserIds {
+    pub fn read() -> UserIds {
         UserIds::parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
     }
 
@@ -27,18 +29,25 @@ impl UserIds {
         UserIds(map.lines().filter_map(range).collect())
     }
 
+    /// Whether a user who is `uid` here may be anybody: an ID that stands for all users of outside that this namespace does not know.
+    pub fn is_anybody(&self, uid: u32) -> bool {
+        let anybody =
+            fs::read_to_string("/proc/sys/kernel/overflowuid").ok().and_then(|id| id.trim().parse().ok());
+        !self.are_the_same() && uid == anybody.unwrap_or(65_534)
+    }
+
     /// Whether IDs are the same on both sides: outside of all user namespaces, and without /proc.
-    pub(super) fn are_the_same(&self) -> bool {
+    pub fn are_the_same(&self) -> bool {
         matches!(self.0[..], [] | [Range { inside: 0, outside: 0, count: u32::MAX }])
     }
 
     /// What `uid` is outside.
-    pub(super) fn outside(&self, uid: u32) -> Option<u32> {
+    pub fn outside(&self, uid: u32) -> Option<u32> {
         self.translate(uid, |range| (range.inside, range.outside))
     }
 
     /// What a `uid` of outside is here; `None` if there is no such user here.
-    pub(super) fn inside(&self, uid: u32) -> Option<u32> {
+    pub fn inside(&self, uid: u32) -> Option<u32> {
         self.translate(uid, |range| (range.outside, range.inside))
     }
 
