@@ -1,7 +1,7 @@
 //! Who is at the other end of a Unix socket, by the kernel's word.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 
 /// The process at the other end, as it was when the connection was made: whoever connected has that of the
@@ -39,6 +39,16 @@ impl Credentials {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// Has the kernel refuse descriptors that the other end of a socket, to be connected yet, sends along (SO_PASSRIGHTS). Whoever closes the
+/// last descriptor of a TCP socket that lingers waits for as long as its maker wanted.
+///
+/// # Errors
+/// That of the system call; kernels before Linux 6.16 do not know it.
+pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
+    const SO_PASSRIGHTS: i32 = 83;
+    crate::udp::set_option(socket.as_fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, 0i32)
 }
 
 #[cfg(test)]

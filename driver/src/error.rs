@@ -127,8 +127,8 @@ pub enum Error {
     },
     /// Somebody else hears the RoCE packets to the address.
     #[error(
-        "UDP port {port} of {address} is in use by {}, who does not share it with this (UDP sockets of one user do, beside an \
-         AF_XDP port that came first); stop it or take another address",
+        "UDP port {port} of {address} is in use by {}, and this driver can't have it beside that (UDP sockets of one user can, \
+         udp:{address}, also beside an AF_XDP port that came first); stop it or take another address",
         holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string)
     )]
     PortInUse {

@@ -410,6 +410,8 @@ pub struct Stats {
     pub tx_by_memory: u64,
     /// Of the frames received, those that came so.
     pub rx_by_memory: u64,
+    /// Of both, those without an ICRC.
+    pub without_icrc: u64,
     /// Entries of the device's rings that name no buffer which it had, and rings in shared memory in which another process
     /// has written what can't be: they were ignored. More than none is a fault of who wrote them.
     pub bad_descriptors: u64,
@@ -428,6 +430,7 @@ impl Stats {
             handed_on,
             tx_by_memory,
             rx_by_memory,
+            without_icrc,
             bad_descriptors,
         } = *self;
         [
@@ -444,6 +447,7 @@ impl Stats {
             ),
             ("tx_by_memory", "Frames sent to another process of this host by shared memory.", tx_by_memory),
             ("rx_by_memory", "Frames received so.", rx_by_memory),
+            ("without_icrc", "Frames sent and received so without an ICRC.", without_icrc),
             ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
         ]
         .into_iter()

@@ -52,12 +52,16 @@ impl<D: PacketDriver> Recorder<D> {
             return Err(Error::Invalid {
                 parameter: "pcap",
                 value: path.display().to_string(),
-                expected: format!(
-                    "a driver of Ethernet frames, such as af_xdp; {driver} on '{interface}' has none, so record its \
-                     packets with `tcpdump -i {interface} -w FILE udp port 4791`",
-                    driver = capabilities.driver,
-                    interface = capabilities.interface
-                ),
+                expected: match (capabilities.driver, &capabilities.interface) {
+                    ("shm", _) => "a driver of Ethernet frames, such as af_xdp or loopback: what goes by shared memory is on no \
+                                   interface"
+                        .to_owned(),
+                    (driver, interface) => format!(
+                        "a driver of Ethernet frames, such as af_xdp; {driver} on '{interface}' has none, so record its \
+                         packets with `tcpdump -i {interface} -w FILE udp port 4791` (with ,shm=off behind the device, to \
+                         have those to this host too)"
+                    ),
+                },
             });
         }
         let capture = Capture::create(path, &Interface::of(capabilities))?;

@@ -266,6 +266,7 @@ impl PacketDriver for Shm {
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
             tx_by_memory: counts.tx_frames,
             rx_by_memory: counts.rx_frames,
+            without_icrc: counts.without_icrc,
             bad_descriptors: counts.corrupt,
             ..self.stats
         }

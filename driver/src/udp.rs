@@ -476,6 +476,7 @@ impl PacketDriver for Udp {
             tx_dropped: self.stats.tx_dropped + counts.tx_dropped,
             tx_by_memory: counts.tx_frames,
             rx_by_memory: counts.rx_frames,
+            without_icrc: counts.without_icrc,
             bad_descriptors: counts.corrupt,
             rx_dropped: self.stats.rx_dropped + lost + self.slot.lost() + counts.rx_dropped,
             ..self.stats

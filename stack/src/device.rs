@@ -128,7 +128,7 @@ impl DeviceSpec {
                     Err(reason) if is_taken(&reason) => {
                         let udp = UdpConfig::of_interface(interface)?.shared_memory(*shared_memory);
                         let Ok(udp) = open_udp(&udp) else { return Err(reason) };
-                        info!(interface, "taking the driver udp, beside another process: {reason}");
+                        info!(interface, "taking the driver udp, beside {}", first_comer(&reason));
                         udp
                     }
                     opened => {
@@ -363,6 +363,16 @@ fn is_device_name(name: &str) -> bool {
 
 fn open_udp(config: &UdpConfig) -> Result<Box<dyn PacketDriver>, Error> {
     Ok(Box::new(Udp::open(config)?))
+}
+
+/// Who has what AF_XDP wants.
+fn first_comer(reason: &Error) -> String {
+    match reason {
+        Error::Driver(ferroce_driver::Error::PortInUse { holder: Some(holder), .. }) => {
+            format!("{holder}, which came first")
+        }
+        other => format!("another process ({other})"),
+    }
 }
 
 /// Whether another process has what AF_XDP wants.

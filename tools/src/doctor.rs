@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::PacketDriver;
-use ferroce::{DeviceSpec, PKey, PathMtu};
+use ferroce::{Device, DeviceSpec, PKey, PathMtu};
 
 use crate::endpoint::{Interrupt, is_taken, packet_driver, parse_pkey};
 use crate::failure::Failure;
@@ -129,6 +129,15 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         (place, _) => match device.open() {
             // Somebody was quicker, or the kernel has it.
             Err(error) if place.is_some() && !args.active && is_taken(&error) => Err(error.to_string()),
+            Ok(device) if gets_no_probes(&device) => match args.active {
+                false => {
+                    Err("another process came to the address first, and gets what a check sends".to_owned())
+                }
+                true => {
+                    return Err(Failure::run("--active: another process came to the address first, and gets what a check sends; check while it \
+                         has ended".to_owned()));
+                }
+            },
             opened => Ok(opened?),
         },
     };
@@ -157,6 +166,11 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         _ => "nobody else has UDP port 4791 here".to_owned(),
     };
     args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
+}
+
+/// Whether probes, and answers to questions, come to another process on the address: to slot 0.
+fn gets_no_probes(device: &Device) -> bool {
+    device.capabilities().qpns.0 != 0
 }
 
 impl Args {

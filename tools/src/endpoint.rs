@@ -398,6 +398,15 @@ impl Endpoint {
     /// What came in place of what an end waits for.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
+            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }
+                if self.context.capabilities().driver == "shm" =>
+            {
+                format!(
+                    "no server on the switch listens on this port (-p); has it joined '{}' too, as this user and in this \
+                     network namespace?",
+                    self.device
+                )
+            }
             CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } => {
                 "the peer refuses: no server listens on this port (-p); one that serves another client listens again when \
                  that is done"

@@ -73,8 +73,14 @@ impl Listener {
         // Where IPv6 is off, there is no [::].
         let addresses =
             [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
-        let listener =
-            TcpListener::bind(&addresses[..]).or_fail(|| format!("listening on TCP port {port}"))?;
+        let listener = TcpListener::bind(&addresses[..]).map_err(|error| {
+            Failure::run(match error.kind() {
+                ErrorKind::AddrInUse => {
+                    format!("TCP port {port} is another process's; take another one at both ends (-p)")
+                }
+                _ => format!("listening on TCP port {port}: {error}"),
+            })
+        })?;
         Listener::new(listener)
     }
 

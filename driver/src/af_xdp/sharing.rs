@@ -262,6 +262,7 @@ impl Sharing {
         stats.handed_on += mail.handed_on;
         stats.tx_by_memory += memory.tx_frames;
         stats.rx_by_memory += memory.rx_frames;
+        stats.without_icrc += memory.without_icrc;
         stats.bad_descriptors += memory.corrupt;
     }
 }

@@ -86,6 +86,8 @@ pub(crate) struct Counts {
     pub(crate) tx_dropped: u64,
     pub(crate) rx_frames: u64,
     pub(crate) rx_bytes: u64,
+    /// Frames of both kinds.
+    pub(crate) without_icrc: u64,
     /// Frames in a ring that are not from its producer's host to this context.
     pub(crate) rx_dropped: u64,
     /// Rings that were closed because the other end wrote what can't be.
@@ -238,6 +240,7 @@ impl Links {
                         }
                         frames += 1;
                         counts.rx_bytes += len as u64;
+                        counts.without_icrc += u64::from(!incoming.icrc);
                         let icrc = if incoming.icrc { Icrc::Right } else { Icrc::LeftOut };
                         sink.take(RxFrame::new(frame, copies).with_icrc(icrc));
                     }
@@ -432,6 +435,7 @@ impl Links {
         outgoing.is_used = true;
         self.counts.tx_frames += 1;
         self.counts.tx_bytes += length as u64;
+        self.counts.without_icrc += u64::from(!outgoing.icrc);
         if !matches!(outgoing.ring.has_room(), Ok(true)) {
             outgoing.regain_patience();
             self.full = Some((index, Instant::now()));

@@ -4,7 +4,7 @@
 //!
 //! | | |
 //! |---|---|
-//! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP sees packets before the firewall). NAT on the way breaks the ICRC. One program alone can have the port of an address; who comes second is refused and told who was first |
+//! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP sees packets before the firewall). NAT on the way breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); those of another user, and of other programs, are refused and told who was first |
 //! | rights | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
 //! | MTU | 1088 for the path MTU 1024, 4160 (IPv4) or 4180 (IPv6) for 4096; INTEROP.md, "MTU" |
 //! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |

@@ -24,6 +24,8 @@ pub(super) struct PerfReport {
     driver_description: String,
     /// Packets that went by memory which this process shares with another one, of all that were sent and received.
     by_memory: u64,
+    /// Of these.
+    without_icrc: u64,
     interface: String,
     path_mtu: u32,
     /// Of this end, as `--memory` names it.
@@ -163,6 +165,7 @@ impl PerfReport {
             driver: capabilities.driver,
             driver_description: capabilities.description.clone(),
             by_memory: driver.tx_by_memory + driver.rx_by_memory,
+            without_icrc: driver.without_icrc,
             interface: capabilities.interface.clone(),
             path_mtu: measured.path_mtu.bytes(),
             memory: *memory,
@@ -197,11 +200,17 @@ impl PerfReport {
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
-        if self.by_memory > 0 && self.driver != "shm" {
+        if self.by_memory > 0 {
             let packets = self.by_memory;
-            say!(
-                "shared memory: {packets} packets, for the peer is on this host (,shm=off behind the device leaves it out)"
-            )?;
+            let why = match self.driver {
+                "shm" => "",
+                _ => ", for the peer is on this host (,shm=off behind the device leaves it out)",
+            };
+            let icrc = match self.without_icrc {
+                0 => String::new(),
+                some => format!("; {some} of them without an ICRC, as both ends want it"),
+            };
+            say!("shared memory: {packets} packets{why}{icrc}")?;
         }
         if !self.memory.is_host() {
             say!("memory: {}", self.memory)?;

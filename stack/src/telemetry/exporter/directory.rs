@@ -9,6 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use ferroce_driver::credentials::refuse_descriptors;
 use ferroce_driver::private_directory;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -72,6 +73,8 @@ impl Directory {
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", entry.as_raw_fd()))?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // A kernel that can't lets who listens hold up this process.
+        let _ = refuse_descriptors(&socket);
         net::connect(&socket, &address).map_err(|error| match io::Error::from(error) {
             error if error.kind() == ErrorKind::NotFound => {
                 io::Error::other("can't be reached, for there is no /proc")
