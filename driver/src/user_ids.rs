@@ -3,6 +3,9 @@
 
 use std::fs;
 
+/// The map of a process that is in no user namespace.
+const SAME: &str = "0 0 4294967295";
+
 /// The user IDs of this process's user namespace, and what they are outside (user_namespaces(7)).
 #[derive(Debug)]
 pub struct UserIds(Vec<Range>);
@@ -17,7 +20,8 @@ struct Range {
 impl UserIds {
     /// Those of this process.
     pub fn read() -> UserIds {
-        UserIds::parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+        // Without /proc, as outside of all user namespaces.
+        UserIds::parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_else(|_| SAME.to_owned()))
     }
 
     fn parse(map: &str) -> UserIds {
@@ -38,7 +42,7 @@ impl UserIds {
 
     /// Whether IDs are the same on both sides: outside of all user namespaces, and without /proc.
     pub fn are_the_same(&self) -> bool {
-        matches!(self.0[..], [] | [Range { inside: 0, outside: 0, count: u32::MAX }])
+        matches!(self.0[..], [Range { inside: 0, outside: 0, count: u32::MAX }])
     }
 
     /// What `uid` is outside.
@@ -69,9 +73,9 @@ mod tests {
 
     #[test]
     fn users_are_known_by_what_they_are_called_outside() {
-        for map in ["", "         0          0 4294967295\n"] {
+        for map in [SAME, "         0          0 4294967295\n"] {
             let ids = UserIds::parse(map);
-            assert!(ids.are_the_same());
+            assert!(ids.are_the_same() && !ids.is_anybody(65_534));
             assert_eq!((ids.outside(0), ids.inside(1000)), (Some(0), Some(1000)));
         }
         // A rootless container: root is user 1000, and the others are subordinate IDs.
@@ -79,5 +83,16 @@ mod tests {
         assert!(!ids.are_the_same());
         assert_eq!((ids.outside(0), ids.outside(5), ids.outside(65_537)), (Some(1000), Some(100_004), None));
         assert_eq!((ids.inside(1000), ids.inside(100_004), ids.inside(0)), (Some(0), Some(5), None));
+    }
+
+    /// `unshare -U` has no map until somebody writes one, and a container may run as a user who stands for all others.
+    #[test]
+    fn a_user_may_stand_for_anybody() {
+        for map in ["", "0 1000 1\n1 100000 65536\n"] {
+            let ids = UserIds::parse(map);
+            assert!(!ids.are_the_same());
+            assert_eq!([0, 1000, 65_534].map(|uid| ids.is_anybody(uid)), [false, false, true], "{map}");
+        }
+        assert_eq!(UserIds::parse("").outside(65_534), None);
     }
 }
