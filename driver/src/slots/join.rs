@@ -82,6 +82,7 @@ fn become_member<R: Resource>(
     let (table, mut parts) = match members {
         Some(members) => members,
         None => {
+            name.clear((0..SLOTS).map(|slot| slot.to_string()));
             let common = resource.found()?.into_iter().map(Arc::new).collect();
             let table = Table::create().map_err(|error| unusable(&known_as, error))?;
             (table, Parts { common, ..Parts::default() })

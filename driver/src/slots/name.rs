@@ -117,6 +117,15 @@ impl Name {
         Ok(Some(Listener { socket, file: Some((directory.clone(), file)) }))
     }
 
+    /// Takes away what killed processes have left of these parts. Under the [lock](Lock), while nobody has any of them.
+    pub(super) fn clear(&self, parts: impl Iterator<Item = String>) {
+        let Some(directory) = &self.directory else { return };
+        for part in parts {
+            // It refuses connections, and so does what can't be removed.
+            let _ = unlinkat(directory, self.file(&part), AtFlags::empty());
+        }
+    }
+
     /// Connects to who has the name of `part`.
     pub(super) fn connect(&self, part: &str) -> io::Result<Found> {
         let Some(directory) = &self.directory else { return Ok(Found::Nobody) };
@@ -240,7 +249,11 @@ mod tests {
         killed.file = None;
         drop(killed);
         assert!(is_there(&name, "3") && matches!(name.connect("3").unwrap(), Found::Nobody));
-        assert!(name.bind("3").unwrap().is_some());
+        let mut again = name.bind("3").unwrap().unwrap();
+        again.file = None;
+        drop(again);
+        name.clear(["2", "3"].map(str::to_owned).into_iter());
+        assert!(!is_there(&name, "3"));
     }
 
     #[test]
