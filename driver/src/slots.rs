@@ -87,13 +87,18 @@ pub(crate) trait Resource: Send + 'static {
     fn serve(&mut self, group: &Group, served: BorrowedFd<'_>);
 }
 
-/// A connection to the process in slot `number` of what is called `what` in names, if it is there and of this user. Never
-/// blocks.
-pub(crate) fn connect(what: &str, number: usize) -> io::Result<Option<OwnedFd>> {
-    Ok(match Name::new(what)?.connect(&number.to_string())? {
-        Found::Process(connection) => Some(connection),
-        Found::Nobody | Found::Busy => None,
-    })
+/// A connection to the first process in these slots of what is called `what` in names, if one is there. Never blocks.
+pub(crate) fn connect(what: &str, slots: impl IntoIterator<Item = usize>) -> io::Result<Option<OwnedFd>> {
+    let name = Name::new(what)?;
+    let mut nobody = Ok(None);
+    for slot in slots {
+        match name.connect(&slot.to_string()) {
+            Ok(Found::Process(connection)) => return Ok(Some(connection)),
+            Ok(Found::Nobody | Found::Busy) => {}
+            Err(error) => nobody = Err(error),
+        }
+    }
+    nobody
 }
 
 /// The name of a newcomer of whom nobody has heard yet.

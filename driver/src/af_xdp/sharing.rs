@@ -271,7 +271,7 @@ impl Sharing {
 fn say(to: IpAddr, qpn: u32, packet: &[u8]) -> bool {
     // Whoever has a slot knows whose QP1's packets are.
     let slots = if qpn == owner::QP1 { 0..SLOTS } else { owner::slot_of(qpn)..owner::slot_of(qpn) + 1 };
-    let connected = slots.into_iter().find_map(|slot| slots::connect(&udp::name_of(to), slot).ok().flatten());
+    let connected = slots::connect(&udp::name_of(to), slots).ok().flatten();
     connected.is_some_and(|connection| slots::say(&connection, PACKET, packet, &[]).is_ok())
 }
 

@@ -131,7 +131,7 @@ impl Links {
     /// Returns whether there is anybody.
     fn offer(&mut self, slot: &Slot, to: Neighbour, waits: bool) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
-        let Some(connection) = slots::connect(&name, to.slot)? else { return Ok(false) };
+        let Some(connection) = slots::connect(&name, [to.slot])? else { return Ok(false) };
         let (ring, file) =
             FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [file.as_fd(), slot.mailbox()];

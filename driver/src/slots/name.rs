@@ -138,15 +138,15 @@ impl Name {
         }
     }
 
-    /// Whether who has connected is of this user: root can reach the directory too.
-    pub(super) fn admits(&self, connection: &UnixStream) -> bool {
-        let user = rustix::process::geteuid().as_raw();
-        Credentials::of_peer(connection).is_ok_and(|peer| peer.uid == user)
-    }
-
     fn file(&self, part: &str) -> String {
         format!("{}-{part}", self.prefix)
     }
+}
+
+/// Whether who has connected is of this user: root can reach the directory too.
+pub(super) fn admits(connection: &UnixStream) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    Credentials::of_peer(connection).is_ok_and(|peer| peer.uid == user)
 }
 
 fn socket() -> io::Result<OwnedFd> {

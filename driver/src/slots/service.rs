@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, is_short};
 use super::message::{self, Message};
-use super::name::{Found, Listener, Lock};
+use super::name::{Found, Listener, Lock, admits};
 use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, PACKET, Resource, SLOTS, Watch, locked, owner};
 use crate::waker::timespec;
 
@@ -222,7 +222,7 @@ impl<R: Resource> Service<R> {
                 Err(_) => break,
             };
             let connection = UnixStream::from(connection);
-            if self.group.name.admits(&connection) {
+            if admits(&connection) {
                 let slot = Some(self.own[index].slot);
                 self.connections.push(Connection::new(connection.into(), slot));
             } else {

@@ -15,7 +15,6 @@ use directory::Directory;
 pub use exported::Exported;
 use ferroce_driver::Nanos;
 use ferroce_driver::private_directory::{self, OF_OTHERS, OF_ROOT, OTHERS_PREFIX};
-use rustix::process::geteuid;
 
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::Error;
@@ -47,7 +46,7 @@ impl Exporter {
     pub(crate) fn open(device: &str) -> Result<Exporter, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let directory = own_directory();
-        let opened = make_private(&directory).map_err(|source| Error::export(&directory, source))?;
+        let opened = Directory::make(&directory).map_err(|source| Error::export(&directory, source))?;
         opened.remove_abandoned();
         let bind = |_| {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -139,21 +138,13 @@ fn own_directory() -> PathBuf {
     }
 }
 
-/// Makes a directory that nobody else can look into, or opens it.
-fn make_private(directory: &Path) -> io::Result<Directory> {
-    match private_directory::make(directory) {
-        Err(error) if !matches!(error.kind(), ErrorKind::NotADirectory | ErrorKind::Other) => Err(error),
-        // One that can't be trusted is refused with what to do.
-        _ => Directory::open(directory, geteuid().as_raw()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use ferroce_driver::Stats;
+    use rustix::process::geteuid;
 
     use super::*;
 
@@ -200,7 +191,7 @@ mod tests {
     fn a_socket_of_a_live_process_stays() {
         const BUSY: u32 = 100;
         let directory = own_directory();
-        make_private(&directory).unwrap();
+        Directory::make(&directory).unwrap();
         let path = |number| directory.join(format!("{}.{number}.shared", std::process::id()));
         let live: Vec<_> = (0..BUSY).map(|number| UnixListener::bind(path(number)).unwrap()).collect();
         let exporter = Exporter::open("shared").unwrap();
@@ -220,11 +211,11 @@ mod tests {
     #[test]
     fn a_directory_that_others_can_look_into_or_made_is_refused() {
         let directory = std::env::temp_dir().join(format!("ferroce-exporter-{}", std::process::id()));
-        make_private(&directory).unwrap();
-        make_private(&directory).unwrap();
+        Directory::make(&directory).unwrap();
+        Directory::make(&directory).unwrap();
         for mode in [0o755, 0o701] {
             fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
-            let refused = make_private(&directory).unwrap_err().to_string();
+            let refused = Directory::make(&directory).unwrap_err().to_string();
             assert!(refused.contains(&format!("{mode:04o}")) && refused.contains("0700"), "{refused}");
         }
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
@@ -236,7 +227,7 @@ mod tests {
         );
         fs::remove_dir(&directory).unwrap();
         symlink("/", &directory).unwrap();
-        assert!(make_private(&directory).is_err(), "a link to somewhere else");
+        assert!(Directory::make(&directory).is_err(), "a link to somewhere else");
         fs::remove_file(&directory).unwrap();
     }
 }

@@ -13,6 +13,7 @@ use ferroce_driver::credentials::refuse_descriptors;
 use ferroce_driver::private_directory;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::geteuid;
 
 /// In /tmp only its owner and root can remove it.
 const CURE: &str = "remove it, or (unless you are root) set XDG_RUNTIME_DIR to a directory of your own";
@@ -30,13 +31,14 @@ pub(super) struct Directory {
 impl Directory {
     /// Opens a directory that must be of `owner` with mode 0700.
     pub(super) fn open(path: &Path, owner: u32) -> io::Result<Directory> {
-        let fd = private_directory::open(path, owner).map_err(|error| match error.kind() {
-            kind @ (ErrorKind::NotADirectory | ErrorKind::Other) => {
-                io::Error::new(kind, format!("{error}; {CURE}"))
-            }
-            _ => error,
-        })?;
+        let fd = private_directory::open(path, owner).map_err(with_cure)?;
         Ok(Directory { fd, path: path.to_owned(), owner })
+    }
+
+    /// Makes one of this user's, or opens it.
+    pub(super) fn make(path: &Path) -> io::Result<Directory> {
+        let fd = private_directory::make(path).map_err(with_cure)?;
+        Ok(Directory { fd, path: path.to_owned(), owner: geteuid().as_raw() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -100,6 +102,16 @@ impl Directory {
         if self.connect(name).is_err_and(refuses) {
             let _ = fs::unlinkat(&self.fd, name, AtFlags::empty());
         }
+    }
+}
+
+/// What to do about a directory that can't be trusted.
+fn with_cure(error: io::Error) -> io::Error {
+    match error.kind() {
+        kind @ (ErrorKind::NotADirectory | ErrorKind::Other) => {
+            io::Error::new(kind, format!("{error}; {CURE}"))
+        }
+        _ => error,
     }
 }
 
