@@ -251,7 +251,7 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
-    /// Ends [`listen`](PacketDriver::listen), and may wait as long.
+    /// Ends [`listen`](PacketDriver::listen).
     fn unlisten(&mut self, service: u64) {
         let _ = service;
     }

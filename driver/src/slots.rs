@@ -269,7 +269,7 @@ impl Slot {
     /// [`Error::ServiceInUse`], [`Error::Sharing`].
     pub(crate) fn listen(&self, service: u64) -> Result<(), Error> {
         let Group { name, table, what, .. } = &*self.group;
-        let _lock = self.group.lock()?;
+        let _lock = lock(name, what)?;
         match table.listen(service, self.number, self.group.alive()) {
             Listened::Done => Ok(()),
             Listened::Full => Err(Error::sharing(
@@ -289,13 +289,9 @@ impl Slot {
     }
 
     /// Nobody else's are they until somebody else listens: whoever has asked already may ask again, and this slot knows what it
-    /// has answered. Waits as [`listen`](Slot::listen) does.
+    /// has answered.
     pub(crate) fn unlisten(&self, service: u64) {
-        match self.group.lock() {
-            Ok(_lock) => self.group.table.unlisten(service, self.number),
-            // The service stays this slot's, and whoever asks for it is refused by the connection manager here.
-            Err(error) => tracing::warn!("service {service:#x} stays with this process: {error}"),
-        }
+        self.group.table.unlisten(service, self.number);
     }
 
     fn inbox(&self) -> &Inbox {
@@ -415,10 +411,6 @@ impl Group {
     #[cfg(test)]
     pub(crate) fn watched(&self) -> usize {
         locked(&self.watches).len()
-    }
-
-    fn lock(&self) -> Result<Lock, Error> {
-        lock(&self.name, &self.what)
     }
 
     /// Wakes the thread.

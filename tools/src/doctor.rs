@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::PacketDriver;
-use ferroce::{Device, DeviceSpec, PKey, PathMtu};
+use ferroce::{DeviceSpec, PKey, PathMtu};
 
 use crate::endpoint::{Interrupt, is_taken, packet_driver, parse_pkey};
 use crate::failure::Failure;
@@ -49,7 +49,8 @@ use report::{Check, CheckVerdict, DoctorReport, Mode};
 ///
 /// While another program has UDP port 4791 of the device, the check is passive: it leaves the port alone and examines that
 /// program by its counters (those of `ferroce stat`), and the way by ICMP, TCP and what the kernel tells. Without PEER it then
-/// examines the program alone. The second line of the report says which it was, and why.
+/// examines the program alone. With --active it shares the port with programs of ferroce of the same user, as a further process on
+/// the address. The second line of the report says which it was, and why.
 ///
 /// Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
@@ -78,7 +79,7 @@ pub struct Args {
     /// Leaves UDP port 4791 alone even if it is free.
     #[arg(long, conflicts_with = "active")]
     passive: bool,
-    /// Takes UDP port 4791, or shares it, and fails while a program has it that does not share it.
+    /// Takes UDP port 4791, or shares it with programs of ferroce of the same user; fails while another has it.
     #[arg(long)]
     active: bool,
     #[command(flatten)]
@@ -129,15 +130,6 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         (place, _) => match device.open() {
             // Somebody was quicker, or the kernel has it.
             Err(error) if place.is_some() && !args.active && is_taken(&error) => Err(error.to_string()),
-            Ok(device) if gets_no_probes(&device) => match args.active {
-                false => {
-                    Err("another process came to the address first, and gets what a check sends".to_owned())
-                }
-                true => {
-                    return Err(Failure::run("--active: another process came to the address first, and gets what a check sends; check while it \
-                         has ended".to_owned()));
-                }
-            },
             opened => Ok(opened?),
         },
     };
@@ -166,11 +158,6 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         _ => "nobody else has UDP port 4791 here".to_owned(),
     };
     args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
-}
-
-/// Whether probes, and answers to questions, come to another process on the address: to slot 0.
-fn gets_no_probes(device: &Device) -> bool {
-    device.capabilities().qpns.0 != 0
 }
 
 impl Args {
@@ -369,7 +356,7 @@ fn outward(
         DoctorMessage::Ready => {}
         other => return Err(unexpected(&other)),
     }
-    port.send(own, far.address, probes, COPIES)?;
+    port.send(own, far, probes, COPIES)?;
     match control.ask(&DoctorMessage::Collect)? {
         DoctorMessage::Seen(seen) => Ok(seen),
         other => Err(unexpected(&other)),

@@ -1,4 +1,4 @@
-//! Which of the processes has which service: memory that all of them map. It is changed under the lock alone. A process that
+//! Which of the processes has which service: memory that all of them map. Entries are taken under the lock. A process that
 //! ends leaves its entries behind, which count no more and are cleared by another one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -83,12 +83,14 @@ impl Table {
         Listened::Done
     }
 
-    /// The slot is still who had the service last, as long as nothing else needs the entry.
+    /// The slot is still who had the service last, as long as nothing else needs the entry. It needs no lock, for nobody else
+    /// changes an entry whose process listens.
     pub(super) fn unlisten(&self, service: u64, slot: usize) {
+        let listens = slot as u64 + 1;
         for index in (0..self.used()).filter(|index| self.is_of(*index, service)) {
-            if self.owner(index, u64::MAX) == Some(slot) {
-                self.entry(index)[1].store((slot as u64 + 1) | FORMER, Ordering::Release);
-            }
+            let owner = self.entry(index)[1];
+            // It fails where the entry is another slot's, or is former already.
+            let _ = owner.compare_exchange(listens, listens | FORMER, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 

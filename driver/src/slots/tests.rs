@@ -132,6 +132,18 @@ fn a_service_is_one_members() {
     assert_eq!(third.group().find(9), Some(0));
 }
 
+/// Connections are ended while a poll looks at what has come, and a poll never waits.
+#[test]
+fn ending_to_listen_waits_for_nobody() {
+    let slot = join_one("ending");
+    slot.listen(9).unwrap();
+    let name = Name::new(&format!("test/{}/ending", std::process::id())).unwrap();
+    let lock = Lock::try_take(&name).unwrap().expect("it is free");
+    slot.unlisten(9);
+    assert_eq!(slot.group().first_with_services(), None);
+    drop(lock);
+}
+
 /// Whoever does not answer, stopped or forked without its threads, keeps nobody out as long as others do.
 #[test]
 fn a_member_that_does_not_answer_is_passed_over() {

@@ -147,10 +147,10 @@ fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Res
             DoctorMessage::Send(probes) => {
                 let mut sent = check_addresses(&own, asks.address);
                 if sent.is_ok() && !is_there {
-                    sent = challenge(port, control, &own, asks.address)?;
+                    sent = challenge(port, control, &own, asks)?;
                     is_there = sent.is_ok();
                 }
-                let sent = sent.and_then(|()| port.send(&own, asks.address, &probes, COPIES));
+                let sent = sent.and_then(|()| port.send(&own, asks, &probes, COPIES));
                 control.send(&DoctorMessage::Sent(sent.err().map(|failure| failure.to_string())))?;
             }
             other => return Err(unexpected(&other)),
@@ -180,7 +180,7 @@ fn challenge(
     port: &mut ProbePort,
     control: &mut DoctorControl,
     own: &Hello,
-    to: IpAddr,
+    to: &Hello,
 ) -> Result<Result<(), Failure>, Failure> {
     let token = random()?;
     let unknown = Hello { token, ..own.clone() };
@@ -190,9 +190,10 @@ fn challenge(
     match control.ask(&DoctorMessage::Challenge)? {
         DoctorMessage::Proof(Some(told)) if told == token => Ok(Ok(())),
         DoctorMessage::Proof(_) => Ok(Err(Failure::run(format!(
-            "this control connection comes from {}, and a packet that was sent to {to} was not heard by its \
+            "this control connection comes from {}, and a packet that was sent to {} was not heard by its \
              other end",
-            control.peer()?
+            control.peer()?,
+            to.address
         )))),
         other => Err(unexpected(&other)),
     }

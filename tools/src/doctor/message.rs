@@ -64,6 +64,10 @@ pub struct Hello {
     /// Rounds of probes that it has for a check, there and back.
     #[serde(default = "rounds_unsaid")]
     pub rounds: u32,
+    /// The queue pair number that packets to this end go to: of no queue pair, but where processes share an address it is by
+    /// its number that a packet comes to one of them.
+    #[serde(default = "qpn_unsaid")]
+    pub qpn: u32,
 }
 
 fn default_pkey() -> u16 {
@@ -73,6 +77,11 @@ fn default_pkey() -> u16 {
 /// Of versions that do not say it.
 fn rounds_unsaid() -> u32 {
     4
+}
+
+/// Of versions that do not say it: they do not share their address.
+fn qpn_unsaid() -> u32 {
+    *QPNS.end()
 }
 
 /// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
@@ -125,6 +134,8 @@ const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of a probe's IP packet.
 const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
+/// Probes' queue pair numbers. An engine draws its own from all there are, and one that has it drops and counts a probe.
+pub(super) const QPNS: RangeInclusive<u32> = 0x00ff_ff00..=0x00ff_fffe;
 
 impl DoctorMessage {
     /// Its bytes, with their [length](control_message::length).
@@ -152,6 +163,13 @@ impl DoctorMessage {
             }
             DoctorMessage::Hello(hello) => {
                 check_count("addresses", hello.addresses.len(), MAX_ADDRESSES)?;
+                if !QPNS.contains(&hello.qpn) {
+                    let (least, most) = (QPNS.start(), QPNS.end());
+                    return Err(format!(
+                        "probes to queue pair {:#x}; {least:#x} to {most:#x} are right",
+                        hello.qpn
+                    ));
+                }
                 [&mut hello.interface, &mut hello.driver].into_iter().for_each(make_legible);
             }
             DoctorMessage::Sent(Some(text)) | DoctorMessage::Failed(text) => make_legible(text),
@@ -212,6 +230,10 @@ mod tests {
             let bytes = DoctorMessage::Send(probes).to_bytes().expect("short enough");
             assert!(DoctorMessage::parse(&bytes[4..]).is_err_and(|error| error.contains(reason)), "{reason}");
         }
+        let hello = Hello { qpn: 0x11, ..crate::doctor::probe::tests::hello("10.0.0.1", true) };
+        let bytes = DoctorMessage::Hello(hello).to_bytes().expect("short enough");
+        let refused = DoctorMessage::parse(&bytes[4..]).expect_err("a queue pair's");
+        assert_eq!(refused, "probes to queue pair 0x11; 0xffff00 to 0xfffffe are right");
         let nonsense = DoctorMessage::parse(&[0xff; 5000]).expect_err("no JSON");
         assert!(nonsense.len() < 1000, "{nonsense}");
         let unknown = format!("{{\"\\u001b]0;pwned\\u0007\\u202e{}\":1}}", "A".repeat(60_000));

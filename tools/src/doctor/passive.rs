@@ -149,7 +149,10 @@ fn unseen(occupants: &Occupants) -> Vec<Check> {
 fn unchecked(is_held: bool) -> Check {
     let why = "each size, DSCP and ECN codepoint, and the ICRC: only packets from UDP port 4791 tell";
     let cure = match is_held {
-        true => "check again while the port is free, or from another address of this host: `-d udp:ADDRESS`",
+        true => {
+            "`--active`, which shares the port with programs of ferroce of the same user; else check again while it is free, \
+             or from another address of this host: `-d udp:ADDRESS`"
+        }
         false => "the same without --passive",
     };
     Check { cure: Some(cure.to_owned()), ..Check::not_checked("each way by itself", why) }

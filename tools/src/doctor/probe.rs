@@ -20,9 +20,6 @@ pub(super) const HOP_LIMIT: u8 = 64;
 /// In front of each probe's payload, before token, number and place.
 const MAGIC: &[u8; 8] = b"frcprobe";
 const PREFIX: usize = MAGIC.len() + 8 + 2 + 2;
-/// Of no queue pair here: numbers are drawn, and an engine that gets a probe counts and drops it.
-const QPN: Qpn = Qpn::new(0x00ff_fffe);
-
 /// A probe whose token nobody has been told.
 pub(super) const CHALLENGE: Probe = Probe { number: 1000, traffic_class: 0, length: 100 };
 /// How often it is sent: one may be lost, and many would be a flood for whoever has not asked.
@@ -89,13 +86,13 @@ impl Headers {
 pub(super) fn write(
     buffer: &mut [u8],
     from: &Hello,
-    to: IpAddr,
+    to: &Hello,
     [source_mac, destination_mac]: [MacAddr; 2],
     probe: &Probe,
     place: u16,
 ) -> Option<usize> {
     let Headers { source, destination, source_port, traffic_class, hop_limit, .. } =
-        Headers::sent(from, to, probe);
+        Headers::sent(from, to.address, probe);
     let header = PathHeader::new(&PathAddress {
         source_mac,
         destination_mac,
@@ -113,9 +110,9 @@ pub(super) fn write(
     let overhead =
         header.network().bth_start() + Bth::LEN + opcode.extensions_len() + ferroce::wire::ICRC_LEN;
     let length = (probe.length as usize).checked_sub(overhead)? & !3;
-    let mut frame =
-        FrameBuilder::start(buffer, &header, Bth::new(opcode, QPN, Psn::new(probe.number.into())), length)?;
-    frame.put(&Deth::new(0, QPN));
+    let bth = Bth::new(opcode, Qpn::new(to.qpn), Psn::new(probe.number.into()));
+    let mut frame = FrameBuilder::start(buffer, &header, bth, length)?;
+    frame.put(&Deth::new(0, Qpn::new(from.qpn)));
     fill(frame.payload(), from.token, probe.number, place)?;
     Some(frame.finish())
 }
@@ -252,6 +249,7 @@ pub(super) mod tests {
             is_socket,
             pkey: 0xffff,
             rounds: 4,
+            qpn: 0x00ff_fffe,
         }
     }
 
@@ -259,15 +257,14 @@ pub(super) mod tests {
 
     /// What is seen of the probe from `from` to `to` after `change` has had its way with it.
     fn seen(from: &str, to: &str, is_socket: bool, change: impl Fn(&mut [u8])) -> Vec<Sighting> {
-        let from = hello(from, is_socket);
-        let to = to.parse().expect("an address");
+        let (from, to) = (hello(from, is_socket), hello(to, is_socket));
         let mut frame = [0; 4200];
         let macs = [MacAddr([2; 6]), MacAddr([4; 6])];
-        let len = write(&mut frame, &from, to, macs, &PROBE, 0).expect("room");
+        let len = write(&mut frame, &from, &to, macs, &PROBE, 0).expect("room");
         let start = if is_socket { 0 } else { 14 };
         assert_eq!(len - start, 1088, "as long as asked for");
         change(&mut frame[start..len]);
-        let mut lookout = Lookout::new(&from, to, is_socket, vec![PROBE]);
+        let mut lookout = Lookout::new(&from, to.address, is_socket, vec![PROBE]);
         lookout.frame(&frame[..len]);
         lookout.frame(&frame[..len]);
         lookout.into_seen()
@@ -291,10 +288,10 @@ pub(super) mod tests {
     #[test]
     fn copies_and_late_packets_are_no_others() {
         let from = hello("10.0.0.1", false);
-        let to = "10.0.0.2".parse().expect("an address");
+        let to = hello("10.0.0.2", false);
         let other = Probe { number: 8, ..PROBE };
         let of_another_class = Probe { number: 9, traffic_class: PROBE.traffic_class ^ 0x20, ..PROBE };
-        let mut lookout = Lookout::new(&from, to, false, vec![PROBE, other, of_another_class]);
+        let mut lookout = Lookout::new(&from, to.address, false, vec![PROBE, other, of_another_class]);
         // The second place is lost, the third comes twice, the fourth behind the fifth.
         for (probe, place) in [
             (PROBE, 0),
@@ -307,7 +304,7 @@ pub(super) mod tests {
             (of_another_class, 5),
         ] {
             let mut frame = [0; 1200];
-            let len = write(&mut frame, &from, to, [MacAddr([2; 6]); 2], &probe, place).expect("room");
+            let len = write(&mut frame, &from, &to, [MacAddr([2; 6]); 2], &probe, place).expect("room");
             lookout.frame(&frame[..len]);
         }
         let counts = lookout.into_seen().into_iter().map(|s| [s.copies, s.repeated, s.late]);
@@ -318,13 +315,13 @@ pub(super) mod tests {
     fn a_challenge_is_read_wherever_it_arrives() {
         for is_socket in [false, true] {
             let from = hello("10.0.0.1", is_socket);
-            let to = "10.0.0.2".parse().expect("an address");
+            let to = hello("10.0.0.2", is_socket);
             let mut frame = [0; 200];
             let macs = [MacAddr([2; 6]); 2];
-            let len = write(&mut frame, &from, to, macs, &CHALLENGE, 0).expect("room");
+            let len = write(&mut frame, &from, &to, macs, &CHALLENGE, 0).expect("room");
             assert_eq!(challenge(&frame[..len], is_socket), Some(from.token));
             let short = Probe { length: 100, ..PROBE };
-            let len = write(&mut frame, &from, to, macs, &short, 0).expect("room");
+            let len = write(&mut frame, &from, &to, macs, &short, 0).expect("room");
             assert_eq!(challenge(&frame[..len], is_socket), None);
         }
     }
@@ -385,11 +382,11 @@ pub(super) mod tests {
             "another number"
         );
         let from = hello("10.0.0.1", false);
-        let to = "10.0.0.2".parse().expect("an address");
+        let to = hello("10.0.0.2", false);
         for length in [0, 47, 60, 5000] {
             let probe = Probe { length, ..PROBE };
             let macs = [MacAddr([2; 6]); 2];
-            assert_eq!(write(&mut [0; 4200], &from, to, macs, &probe, 0), None, "{length} bytes");
+            assert_eq!(write(&mut [0; 4200], &from, &to, macs, &probe, 0), None, "{length} bytes");
         }
     }
 }

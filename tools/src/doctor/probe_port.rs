@@ -7,7 +7,7 @@ use ferroce::driver::{Layer, PacketDriver};
 use ferroce::{Clock, MacAddr, PKey};
 
 use super::far::MAX_ROUNDS;
-use super::message::{Hello, Probe};
+use super::message::{Hello, Probe, QPNS};
 use super::probe::{self, Lookout};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
@@ -58,6 +58,7 @@ impl ProbePort {
             is_socket: self.is_socket(),
             pkey: self.pkey.0,
             rounds: MAX_ROUNDS,
+            qpn: probe_qpn(capabilities.qpns),
         }
     }
 
@@ -65,13 +66,13 @@ impl ProbePort {
     pub(super) fn send(
         &mut self,
         from: &Hello,
-        to: IpAddr,
+        to: &Hello,
         probes: &[Probe],
         copies: u8,
     ) -> Result<(), Failure> {
         let capabilities = self.driver.capabilities();
         let (own, mtu) = (MacAddr(capabilities.mac), capabilities.mtu);
-        let macs = [own, MacAddr(self.driver.resolve_blocking(to, RESOLVE_TIME)?)];
+        let macs = [own, MacAddr(self.driver.resolve_blocking(to.address, RESOLVE_TIME)?)];
         let all = (0..copies).flat_map(|_| probes).filter(|probe| probe.length <= mtu);
         for (place, probe) in (0..).zip(all) {
             let mut next = Some(probe);
@@ -122,6 +123,12 @@ impl ProbePort {
         }
         self.receive(&mut |frame| lookout.frame(frame))
     }
+}
+
+/// The last of those numbers of a port by which packets come to it.
+fn probe_qpn((rest, divisor): (u32, u32)) -> u32 {
+    let last = *QPNS.end();
+    last - (last - rest) % divisor
 }
 
 /// As of a queue pair; a socket has its own.

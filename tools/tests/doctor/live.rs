@@ -165,6 +165,29 @@ fn a_sick_application_is_examined() {
     assert_eq!(app.end().code, Some(0));
 }
 
+/// Both ends share their addresses with applications that came before them.
+#[test]
+fn an_address_is_shared_with_applications() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let _servers = [&way.a, &way.b].map(|end| Ferroce::server(end, "rping -d udp:veth0"));
+    let check = || way.check(&format!("-d udp:veth0 --active {}", PEER[0]));
+    let is_active = |found: &Found| assert_eq!(found.report["mode"], "active", "{:#?}", found.report);
+    {
+        let _far = Ferroce::server(&way.b, "doctor -d udp:veth0 --active");
+        let found = check();
+        is_active(&found);
+        found.is_well();
+        for ok in ["UDP 4791 there", "UDP 4791 back"] {
+            assert!(found.with("ok").contains(&ok), "{ok}: {:#?}", found.report);
+        }
+    }
+    let found = check();
+    is_active(&found);
+    found.is_well();
+    assert!(found.text("UDP 4791").contains("refuses, as it should"), "{:#?}", found.report);
+}
+
 fn wait_for_icrc(process: &Ferroce) {
     let counted = || context(process).filter(|context| counter(context, "rx_icrc_encapsulated") > 0);
     until(LIMIT, counted, || format!("{:#?}", context(process)));
