@@ -63,4 +63,23 @@ mod tests {
         let uid = std::fs::metadata("/proc/self").unwrap().uid();
         assert_eq!(Credentials::of_peer(&one).unwrap(), Credentials { pid: std::process::id(), uid });
     }
+
+    #[test]
+    fn descriptors_are_refused_before_they_come() {
+        use rustix::io::Errno;
+        use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+        let (one, other) = UnixStream::pair().unwrap();
+        let send = || {
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let descriptors = [one.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+            sendmsg(&one, &[io::IoSlice::new(b"x")], &mut control, SendFlags::empty())
+        };
+        assert_eq!(send(), Ok(1));
+        if let Err(error) = refuse_descriptors(&other) {
+            return println!("skipped: this kernel has no SO_PASSRIGHTS: {error}");
+        }
+        assert_eq!(send(), Err(Errno::PERM));
+    }
 }

@@ -26,7 +26,8 @@ use crate::failure::{Failure, INTERRUPTED, OrFail};
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PortArgs {
     /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0 for an
-    /// RNIC, loopback). Processes of this host are reached by shared memory; ,shm=off behind an interface leaves it out.
+    /// RNIC, loopback). Up to 64 processes of one user may have the same address (udp, and an interface's name). Processes of
+    /// this host are reached by shared memory; ,shm=off behind an interface or address leaves it out.
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.

@@ -474,6 +474,12 @@ impl Links {
 
     #[cold]
     fn close_corrupt_outgoing(&mut self, slot: &Slot, index: usize) {
+        if let Some(Outgoing { to, .. }) = &self.outgoing[index] {
+            warn!(
+                "slot {} of {} has written in shared memory what can't be: no more is sent by it",
+                to.slot, to.address
+            );
+        }
         self.counts.corrupt += 1;
         self.close(slot, index);
     }

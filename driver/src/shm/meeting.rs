@@ -202,6 +202,11 @@ impl Links {
             return warn!("slot {} of {} gives what is no bell or no mailbox", to.slot, to.address);
         };
         let watch = self.watch(slot, mailbox);
+        let how = match (self.icrc, icrc) {
+            (true, _) => "",
+            (false, false) => ", without ICRC",
+            (false, true) => ", with an ICRC, which it wants",
+        };
         let icrc = icrc || self.icrc;
         let index = self.outgoing.iter().position(Option::is_none).unwrap_or(self.outgoing.len());
         if index == self.outgoing.len() {
@@ -209,8 +214,7 @@ impl Links {
         }
         self.outgoing[index] = Some(Outgoing::new(to, ring, rope, (watch, number), icrc));
         self.routes.set(to, Route::Ring(index));
-        let without = if icrc { "" } else { ", without ICRC" };
-        info!("slot {} of {} is reached by shared memory{without}", to.slot, to.address);
+        info!("slot {} of {} is reached by shared memory{how}", to.slot, to.address);
     }
 
     fn on_refusal(&mut self, mail: &Mail) {
@@ -251,6 +255,9 @@ impl Links {
     fn on_gone(&mut self, slot: &Slot, watch: u64) {
         let is_it = |outgoing: &Option<Outgoing>| outgoing.as_ref().is_some_and(|out| out.watch == watch);
         if let Some(index) = self.outgoing.iter().position(is_it) {
+            if let Some(Outgoing { to, .. }) = &self.outgoing[index] {
+                info!("slot {} of {}, reached by shared memory, has ended", to.slot, to.address);
+            }
             self.close(slot, index);
         }
         for incoming in self.incoming.iter_mut().filter(|incoming| incoming.watch == watch) {
@@ -263,9 +270,7 @@ impl Links {
     pub(super) fn close(&mut self, slot: &Slot, index: usize) {
         if let Some(closed) = self.outgoing[index].take() {
             slot.unwatch(closed.watch);
-            let Neighbour { address, slot: number } = closed.to;
             self.routes.set(closed.to, Route::Unknown);
-            info!("slot {number} of {address} is not reached by shared memory any more");
         }
         self.forget_full(index);
     }

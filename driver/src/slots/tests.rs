@@ -359,3 +359,41 @@ fn too_few_files_are_named() {
         assert!(said.contains(expected), "{more} more: {said}");
     }
 }
+
+/// Not a test, but the process of the one below, in a user namespace that knows no user.
+#[test]
+fn in_a_namespace_without_users() {
+    use crate::shm::{Shm, ShmConfig};
+    use crate::udp::{Udp, UdpConfig};
+    let Ok(address) = std::env::var("FERROCE_SLOTS") else { return };
+    let config = UdpConfig::new(address.parse().unwrap());
+    let first = Udp::open(&config).map(|_port| ());
+    let both = [Udp::open(&config), Udp::open(&config)].map(|port| port.map(|_port| ()));
+    let switch = Shm::open(&ShmConfig::new("nobody")).map(|_port| ());
+    let text = |result: Result<(), Error>| result.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+    let [second, third] = both.map(text);
+    println!("opened: {} | {second} | {third} | {}", text(first), text(switch));
+}
+
+/// Whoever can't tell its own user from others has an address to itself, and no switch.
+#[test]
+fn whoever_may_be_anybody_is_alone() {
+    let address = "127.83.77.1";
+    let mut command = Command::new("unshare");
+    command.arg("--user").arg(std::env::current_exe().unwrap());
+    command.args(["--exact", "slots::tests::in_a_namespace_without_users", "--nocapture"]);
+    let child = command.env("FERROCE_SLOTS", address).stdout(Stdio::piped()).stderr(Stdio::piped()).output();
+    let output = match child {
+        Ok(output) => output,
+        Err(error) => return println!("skipped: unshare: {error}"),
+    };
+    let [said, wrong] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    if wrong.contains("unshare failed") {
+        return println!("skipped: no user namespaces here: {wrong}");
+    }
+    let line = said.lines().find_map(|line| line.split_once("opened: ")).expect("a line").1;
+    let [first, second, third, switch] = line.split(" | ").collect::<Vec<_>>()[..] else { panic!("{line}") };
+    assert_eq!((first, second), ("ok", "ok"));
+    assert!(third.contains(&format!("UDP port 4791 of {address} is in use")), "{line}");
+    assert!(switch.contains("stands for every user whom this user namespace does not know"), "{line}");
+}

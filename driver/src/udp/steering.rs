@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::receive::Receiver;
 use super::{LocalAddress, UdpConfig, header, os_error, refusal, socket};
@@ -155,9 +155,9 @@ impl Resource for Sockets {
             let address = self.config.address;
             match (is_shared, self.config.aggregation && self.puts_together) {
                 (true, true) => info!("{address} is shared by several processes now: no aggregation"),
-                (true, false) => info!("{address} is shared by several processes now"),
+                (true, false) => debug!("{address} is shared by several processes now"),
                 (false, true) => info!("{address} is this process's alone now: aggregation"),
-                (false, false) => info!("{address} is this process's alone now"),
+                (false, false) => debug!("{address} is this process's alone now"),
             }
         }
     }
