@@ -44,6 +44,8 @@ pub(super) struct Sockets {
     puts_together: bool,
     /// The slot is of a port that has its packets another way: what comes by its socket all the same is mail.
     is_aside: bool,
+    /// What that socket has dropped so far, also for those who had the slot before; `None` until it is first looked at.
+    aside_dropped: Option<u64>,
 }
 
 /// The only slot for a port whose packets come another way.
@@ -57,8 +59,8 @@ impl Sockets {
     pub(super) fn new(config: UdpConfig, place: LocalAddress) -> io::Result<Sockets> {
         let receiver = Receiver::new()?;
         let puts_together = Netlink::open().is_ok_and(|netlink| netlink.puts_together(&place.interface));
-        let (count, was_shared, is_aside) = (0, false, false);
-        Ok(Sockets { config, place, receiver, count, was_shared, puts_together, is_aside })
+        let (count, was_shared, is_aside, aside_dropped) = (0, false, false, None);
+        Ok(Sockets { config, place, receiver, count, was_shared, puts_together, is_aside, aside_dropped })
     }
 
     /// For slot 0 and no other, of a port that does not poll its socket.
@@ -86,6 +88,16 @@ impl Sockets {
             self.count
         );
         Err(Error::Sharing { what: format!("{}", self.config.address), reason })
+    }
+
+    /// What has found no room in the socket of a slot that is set aside, and was not counted yet.
+    fn lost_aside(&mut self, group: &Group) -> u64 {
+        let (true, Some(before)) = (self.is_aside, self.aside_dropped) else { return 0 };
+        let socket = group.parts().descriptors.get(ASIDE).cloned();
+        let total = socket.and_then(|socket| socket::dropped(socket.as_fd()).ok());
+        let total = total.unwrap_or(before).max(before);
+        self.aside_dropped = Some(total);
+        total - before
     }
 }
 
@@ -136,6 +148,9 @@ impl Resource for Sockets {
     fn changed(&mut self, parts: &Parts, alive: u64, own: u64) {
         let is_shared = alive.count_ones() > 1;
         let Some(first) = parts.descriptors.first() else { return };
+        if self.is_aside && self.aside_dropped.is_none() {
+            self.aside_dropped = socket::dropped(first.as_fd()).ok();
+        }
         let alone = (!is_shared).then(|| alive.trailing_zeros() as usize);
         // The kernel looks for a flow's socket before it puts its packets together, and asks any of the group. Where it puts
         // none together, what a sender in this machine has sent at once is all that comes in one piece, and is for one socket; and
@@ -165,7 +180,7 @@ impl Resource for Sockets {
     /// Also while this process is alone, when nothing should come there: another one may have come and ended since.
     fn served(&self, parts: &Parts, is_first: bool) -> Vec<Arc<OwnedFd>> {
         let qp1 = parts.common.first().filter(|_| is_first);
-        let aside = parts.descriptors.first().filter(|_| self.is_aside);
+        let aside = parts.descriptors.get(ASIDE).filter(|_| self.is_aside);
         // Word of packets that came back is told without being asked for.
         qp1.into_iter().chain(aside).cloned().collect()
     }
@@ -196,7 +211,7 @@ impl Resource for Sockets {
         let qp1 = group.parts().common.first().cloned();
         let full = qp1.and_then(|qp1| socket::dropped(qp1.as_fd()).ok());
         let full = full.map_or(0, |dropped| group.untold(dropped));
-        group.lose(own, stats.rx_dropped + full);
+        group.lose(own, stats.rx_dropped + full + self.lost_aside(group));
     }
 }
 

@@ -120,6 +120,36 @@ fn all_that_comes_to_qp1_is_counted_once() {
     assert_eq!(second.stats().rx_dropped, 0);
 }
 
+/// The thread takes what comes by the socket of a port that has its packets another way.
+#[cfg(feature = "af_xdp")]
+#[test]
+fn all_that_comes_to_a_slot_aside_is_counted_once() {
+    let (slot, _) = join_aside(own(5)).unwrap();
+    let sent: u64 = 20_000;
+    let flood = || {
+        // The thread does not read.
+        let held = slot.group().parts();
+        let socket = UdpSocket::bind((own(250), 0)).unwrap();
+        for _ in 0..sent {
+            socket.send_to(&mad(0x99, &[]), (own(5), PORT)).unwrap();
+        }
+        drop(held);
+    };
+    let mut taken = 0;
+    for round in 1..=2 {
+        flood();
+        let (mut all, mut still) = (0, 0);
+        while still < 200 {
+            taken += std::iter::from_fn(|| slot.take_mail()).count() as u64;
+            still = if taken + slot.lost() == all { still + 1 } else { 0 };
+            all = taken + slot.lost();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(all, round * sent);
+    }
+    assert!(slot.lost() > 0, "the socket has room for all");
+}
+
 #[test]
 fn a_socket_is_as_its_new_process_wants_it() {
     let config = UdpConfig::new(own(4));
