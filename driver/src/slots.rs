@@ -49,6 +49,9 @@ pub(crate) const OFFER: u8 = b'O';
 pub(crate) const GONE: u8 = b'G';
 /// So long a slot in which nobody was is not looked at again.
 pub(crate) const VACANT: Duration = Duration::from_millis(10);
+/// How many messages go to all slots in how long: an honest peer sends one where an answer to it was lost.
+const TOLD_ALL_MAX: u32 = 16;
+const TOLD_ALL_WINDOW: Duration = Duration::from_millis(10);
 /// How long a change of the group may take: a newcomer waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -148,6 +151,8 @@ pub(crate) struct Group {
     watches: Mutex<Vec<Watch>>,
     /// Until when each slot need not be looked at again, for nobody was in it: in nanoseconds since `made`.
     vacant: Vec<AtomicU64>,
+    /// Messages that went to all slots in the window that ends then, since `made`.
+    told_all: Mutex<(Duration, u32)>,
     made: Instant,
 }
 
@@ -356,6 +361,19 @@ impl Group {
             vacant.store((now + VACANT).as_nanos() as u64, Ordering::Relaxed);
         }
         is_vacant
+    }
+
+    /// Whether one more message may go to all slots, for nobody can tell whose it is. Anybody can send such, and each is work for
+    /// all of them.
+    pub(crate) fn may_tell_all(&self) -> bool {
+        let now = self.made.elapsed();
+        let mut told_all = locked(&self.told_all);
+        let (until, count) = &mut *told_all;
+        if now >= *until {
+            (*until, *count) = (now + TOLD_ALL_WINDOW, 0);
+        }
+        *count = count.saturating_add(1);
+        *count <= TOLD_ALL_MAX
     }
 
     /// The lowest slot of this process.

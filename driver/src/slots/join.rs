@@ -142,6 +142,7 @@ fn become_member<R: Resource>(
         watches: Mutex::new(Vec::new()),
         bell,
         vacant: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(),
+        told_all: Mutex::new((Duration::ZERO, 0)),
         made: Instant::now(),
     });
     group.set_alive(alive);

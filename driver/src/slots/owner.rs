@@ -72,7 +72,8 @@ pub(crate) fn post_mad(group: &Group, own: usize, datagram: &[u8], packet: &[u8]
         // The same where nobody has it.
         Recipient::Service(service) => group.find(service).map_or_else(first, |slot| 1 << slot),
         Recipient::Unknown => lowest,
-        Recipient::Anybody => alive,
+        Recipient::Anybody if group.may_tell_all() => alive,
+        Recipient::Anybody => 0,
     };
     if to == 0 {
         group.lose(own, 1);

@@ -370,7 +370,8 @@ fn in_a_namespace_without_users() {
     let first = Udp::open(&config).map(|_port| ());
     let both = [Udp::open(&config), Udp::open(&config)].map(|port| port.map(|_port| ()));
     let switch = Shm::open(&ShmConfig::new("nobody")).map(|_port| ());
-    let text = |result: Result<(), Error>| result.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+    let text =
+        |result: Result<(), Error>| result.map_or_else(|error| error.to_string(), |()| "ok".to_owned());
     let [second, third] = both.map(text);
     println!("opened: {} | {second} | {third} | {}", text(first), text(switch));
 }
@@ -387,7 +388,8 @@ fn whoever_may_be_anybody_is_alone() {
         Ok(output) => output,
         Err(error) => return println!("skipped: unshare: {error}"),
     };
-    let [said, wrong] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let [said, wrong] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     if wrong.contains("unshare failed") {
         return println!("skipped: no user namespaces here: {wrong}");
     }

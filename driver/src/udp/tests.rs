@@ -84,6 +84,27 @@ fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
     assert_eq!((received(&mut first, 0), received(&mut second, 0)), (0, 0));
 }
 
+/// A message without the receiver's communication id is anybody's to send, and is work for every process on the address.
+#[test]
+fn what_goes_to_all_is_bounded() {
+    let [mut first, second] = [(); 2].map(|()| Udp::open(&UdpConfig::new(own(6))).unwrap());
+    const REJ: u16 = 0x12;
+    let (sent, start) = (1000, std::time::Instant::now());
+    let socket = UdpSocket::bind((own(250), 0)).unwrap();
+    for _ in 0..sent {
+        socket.send_to(&mad(REJ, &[[0, 0, 0, 1], [0; 4]].concat()), (own(6), PORT)).unwrap();
+    }
+    let mut taken = 0;
+    while taken + first.stats().rx_dropped < sent {
+        taken +=
+            received(&mut first, 0) as u64 + first.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap() as u64;
+        assert!(start.elapsed() < Duration::from_secs(10), "{taken} {:?}", first.stats());
+    }
+    let windows = start.elapsed().as_millis() / 10 + 2;
+    assert!(taken >= 1 && u128::from(taken) <= 16 * windows, "{taken} in {windows} windows");
+    assert_eq!(second.stats().rx_dropped, 0);
+}
+
 /// Nothing is lost uncounted, and nothing is counted twice: not what the socket of QP1 had no room for, nor what the mailbox had
 /// none for.
 #[test]
