@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::UnixStream;
 
 /// The process at the other end, as it was when the connection was made: whoever connected has that of the
 /// process that listened.
@@ -16,18 +15,18 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Of the other end (SO_PEERCRED).
+    /// Of the other end of a connected Unix socket (SO_PEERCRED).
     ///
     /// # Errors
     /// That of the system call.
-    pub fn of_peer(stream: &UnixStream) -> io::Result<Credentials> {
+    pub fn of_peer(socket: impl AsFd) -> io::Result<Credentials> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of_val(&found) as libc::socklen_t;
         // SAFETY: pointer and length describe `found`, in which all bytes are valid and which outlives the
         // call.
         let result = unsafe {
             libc::getsockopt(
-                stream.as_raw_fd(),
+                socket.as_fd().as_raw_fd(),
                 libc::SOL_SOCKET,
                 libc::SO_PEERCRED,
                 (&raw mut found).cast(),
@@ -54,6 +53,7 @@ pub fn refuse_descriptors(socket: impl AsFd) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 

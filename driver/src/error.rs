@@ -127,9 +127,9 @@ pub enum Error {
     },
     /// Somebody else hears the RoCE packets to the address.
     #[error(
-        "UDP port {port} of {address} is in use by {}, and this driver can't have it beside that (UDP sockets of one user can, \
-         udp:{address}, also beside an AF_XDP port that came first); stop it or take another address",
-        holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string)
+        "UDP port {port} of {address} is in use by {}; {}stop it or take another address",
+        holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string),
+        holder.as_ref().map_or(String::new(), |holder| holder.why_not_shared(*address))
     )]
     PortInUse {
         /// The address.

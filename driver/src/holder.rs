@@ -103,6 +103,25 @@ impl Holder {
     }
 }
 
+impl Holder {
+    /// Why a driver has not got the port beside it, for people; ends with "; ".
+    pub(crate) fn why_not_shared(&self, address: IpAddr) -> String {
+        let own = rustix::process::geteuid().as_raw();
+        match self.user {
+            _ if self.is_kernel => String::new(),
+            user if user != own => {
+                format!(
+                    "it is user {user}'s, this process user {own}'s, and an address is shared by processes of one user; "
+                )
+            }
+            _ => format!(
+                "it does not share the address, or not with this driver (udp:{address} is shared by processes of ferroce, also \
+                 with an AF_XDP port that came first); "
+            ),
+        }
+    }
+}
+
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = if self.interface.is_some() { ", an AF_XDP port" } else { "" };

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Error;
+use crate::credentials::Credentials;
 use name::{Found, Lock, Name};
 use table::{Listened, Table};
 
@@ -102,6 +103,19 @@ pub(crate) fn connect(what: &str, slots: impl IntoIterator<Item = usize>) -> io:
         }
     }
     nobody
+}
+
+/// The slots of what is called `what` in names that have a process of this user, and its number.
+///
+/// # Errors
+/// Nobody can be found.
+pub(crate) fn members(what: &str) -> io::Result<Vec<(usize, u32)>> {
+    let name = Name::new(what)?;
+    let pid = |slot: usize| match name.connect(&slot.to_string()) {
+        Ok(Found::Process(connection)) => Some((slot, Credentials::of_peer(&connection).ok()?.pid)),
+        _ => None,
+    };
+    Ok((0..SLOTS).filter_map(pid).collect())
 }
 
 /// The name of a newcomer of whom nobody has heard yet.
@@ -283,9 +297,7 @@ impl Slot {
             )),
             Listened::Taken(slot) => {
                 let pid = match name.connect(&slot.to_string()) {
-                    Ok(Found::Process(socket)) => {
-                        crate::credentials::Credentials::of_peer(&socket.into()).ok()
-                    }
+                    Ok(Found::Process(socket)) => Credentials::of_peer(&socket).ok(),
                     _ => None,
                 };
                 Err(Error::ServiceInUse { service, of: what.clone(), pid: pid.map_or(0, |peer| peer.pid) })

@@ -38,7 +38,7 @@ use crate::netlink::Netlink;
 use crate::shm::links::Counts;
 use crate::shm::meeting::refuse;
 use crate::shm::route::Neighbour;
-use crate::slots::{PACKET, SLOTS, Slot, owner};
+use crate::slots::{self, PACKET, SLOTS, Slot, owner};
 use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FilteredSink, FrameSink, FrameSource, Icrc, Layer, Nanos, NextHop,
@@ -59,6 +59,16 @@ use transmit::{Told, Transmitter};
 /// What the slots of an address are called in names.
 pub(crate) fn name_of(address: IpAddr) -> String {
     format!("udp/{address}")
+}
+
+/// The slots of an address of this host that have a process of this user, and its number.
+///
+/// # Errors
+/// It is no address of this host, or the user's processes can't be found.
+pub fn sharers(address: IpAddr) -> Result<Vec<(usize, u32)>, Error> {
+    let place = LocalAddress::find(address)?;
+    let name = name_of(address) + &place.scope_name();
+    slots::members(&name).map_err(|source| os_error("looking for who shares an address", &place, source))
 }
 
 /// Joins those that have an address, as a port whose packets come another way: what comes by the kernel is mail. Returns the
@@ -543,12 +553,11 @@ fn describe(
     let aggregation = if aggregates { "aggregation" } else { "no aggregation" };
     let busy = config.busy_poll.map_or(String::new(), |time| format!(", busy polling {time:?}"));
     let alive = slot.group().alive();
-    let is_shared = alive.count_ones() > 1;
-    let share = if is_shared {
-        format!(", slot {} of an address with {} contexts", slot.number(), alive.count_ones())
-    } else {
-        String::new()
+    let others = match alive.count_ones() {
+        0 | 1 => String::new(),
+        contexts => format!(", which had {contexts} contexts then"),
     };
+    let share = format!(", slot {} of the address{others}", slot.number());
     let buffer = receive_buffer >> 10;
     format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
 }

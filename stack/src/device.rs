@@ -186,22 +186,38 @@ impl FromStr for DeviceSpec {
     /// [`Error::Invalid`] names the part that is wrong.
     fn from_str(text: &str) -> Result<DeviceSpec, Error> {
         let refused = |expected: &str| Err(Error::invalid("device", format!("'{text}'"), expected));
-        let (driver, argument) = match text.split_once(':') {
-            Some((driver, argument)) => (driver, Some(argument)),
+        let (device, options) = match text.split_once(',') {
+            // It has commas of its own.
+            _ if text.starts_with("dpdk") => (text, None),
+            Some((device, options)) => (device, Some(options)),
             None => (text, None),
         };
+        let shared_memory = match options {
+            None => SharedMemory::On,
+            Some(SHM_OFF) => SharedMemory::Off,
+            Some(SHM_WITHOUT_ICRC) => SharedMemory::WithoutIcrc,
+            Some(other) => {
+                return refused(&format!(
+                    "'{other}' is no option; {SHM_OFF} leaves shared memory out, {SHM_WITHOUT_ICRC} the ICRC there"
+                ));
+            }
+        };
+        let (driver, argument) = match device.split_once(':') {
+            Some((driver, argument)) => (driver, Some(argument)),
+            None => (device, None),
+        };
         match (driver, argument) {
+            ("loopback" | "ibverbs", _) if options.is_some() => {
+                refused(&format!("'{driver}' takes no options"))
+            }
+            _ if device.parse::<IpAddr>().is_ok() => refused(&format!("the driver is missing: udp:{device}")),
             ("loopback", None) => Ok(DeviceSpec::Loopback),
             ("loopback", Some(_)) => refused("'loopback' takes no argument"),
-            ("shm", Some(argument)) => {
-                let (name, icrc) = match argument.strip_suffix(ICRC_OFF) {
-                    Some(name) => (name, false),
-                    None => (argument, true),
-                };
-                if name.contains(',') {
-                    return refused("shm:NAME, with ,icrc=off behind it for no ICRC");
-                }
-                Ok(DeviceSpec::Shm { name: name.to_owned(), icrc })
+            ("shm", Some(_)) if shared_memory == SharedMemory::Off => {
+                refused(&format!("shm:NAME has the option {SHM_WITHOUT_ICRC} alone"))
+            }
+            ("shm", Some(name)) => {
+                Ok(DeviceSpec::Shm { name: name.to_owned(), icrc: shared_memory == SharedMemory::On })
             }
             ("shm", None) => {
                 refused("shm needs a name: shm:NAME, the same for all processes that are to meet")
@@ -212,7 +228,6 @@ impl FromStr for DeviceSpec {
                 refused("af_xdp needs an interface: af_xdp:eth0, or af_xdp:eth0:2 for queue 2")
             }
             ("af_xdp", Some(argument)) => {
-                let (argument, shared_memory) = split_shm(argument);
                 let (interface, queue) = match argument.split_once(':') {
                     Some((interface, queue)) => match decimal(queue) {
                         Some(queue) => (interface, Some(queue)),
@@ -220,30 +235,22 @@ impl FromStr for DeviceSpec {
                     },
                     None => (argument, None),
                 };
-                if !is_interface_name(interface) || has_option(interface) {
-                    return refused(
-                        "af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it, with ,shm=off behind it for no shared \
-                         memory, or ,shm=noicrc for no ICRC there",
-                    );
+                if !is_interface_name(interface) {
+                    return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
                 }
                 if queue.is_some() && shared_memory != SharedMemory::On {
-                    return refused("no ,shm= behind a queue number: a port on one queue shares no memory");
+                    return refused("no options behind a queue number: a port on one queue shares no memory");
                 }
                 Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue, shared_memory })
             }
             ("udp", None) => refused("udp needs an address or an interface: udp:192.0.2.1, udp:eth0"),
-            ("udp", Some(argument)) => {
-                let (argument, shared_memory) = split_shm(argument);
-                match without_brackets(argument).parse() {
-                    Ok(address) => Ok(DeviceSpec::Udp { address, shared_memory }),
-                    Err(_) if is_interface_name(argument) && !argument.contains(',') => {
-                        Ok(DeviceSpec::UdpInterface { interface: argument.to_owned(), shared_memory })
-                    }
-                    Err(_) => refused(
-                        "udp:ADDRESS, an address of this host, or udp:INTERFACE, with ,shm=off behind it for no shared memory, or ,shm=noicrc for no ICRC there",
-                    ),
+            ("udp", Some(argument)) => match without_brackets(argument).parse() {
+                Ok(address) => Ok(DeviceSpec::Udp { address, shared_memory }),
+                Err(_) if is_interface_name(argument) => {
+                    Ok(DeviceSpec::UdpInterface { interface: argument.to_owned(), shared_memory })
                 }
-            }
+                Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
+            },
             ("ibverbs", None) => refused(
                 "ibverbs needs an RNIC: ibverbs:mlx5_0, or ibverbs:mlx5_0:1:3 for port 1 with row 3 of its GID table",
             ),
@@ -264,17 +271,8 @@ impl FromStr for DeviceSpec {
                     ),
                 }
             }
-            (_, None) if is_interface_name(split_shm(text).0) => {
-                let (interface, shared_memory) = split_shm(text);
-                if has_option(interface) {
-                    return refused(
-                        "an interface's name, with ,shm=off behind it for no shared memory, or ,shm=noicrc for no ICRC there",
-                    );
-                }
-                if interface == "loopback" {
-                    return refused("'loopback' takes no option");
-                }
-                Ok(DeviceSpec::Interface { interface: interface.to_owned(), shared_memory })
+            (_, None) if is_interface_name(device) => {
+                Ok(DeviceSpec::Interface { interface: device.to_owned(), shared_memory })
             }
             (_, None) => refused(&format!("an interface's name of 1 to 15 characters; there are {DEVICES}")),
             (_, Some(_)) => refused(&format!("no such driver; there are {DEVICES}")),
@@ -291,21 +289,22 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceSpec::Interface { interface, shared_memory } => {
-                write!(f, "{interface}{}", shm(*shared_memory))
+                write!(f, "{interface}{}", option(*shared_memory))
             }
             DeviceSpec::AfXdp { interface, queue, shared_memory } => {
                 write!(f, "af_xdp:{interface}")?;
                 queue.map_or(Ok(()), |queue| write!(f, ":{queue}"))?;
-                f.write_str(shm(*shared_memory))
+                f.write_str(&option(*shared_memory))
             }
             DeviceSpec::Udp { address, shared_memory } => {
-                write!(f, "udp:{address}{}", shm(*shared_memory))
+                write!(f, "udp:{address}{}", option(*shared_memory))
             }
             DeviceSpec::UdpInterface { interface, shared_memory } => {
-                write!(f, "udp:{interface}{}", shm(*shared_memory))
+                write!(f, "udp:{interface}{}", option(*shared_memory))
             }
             DeviceSpec::Shm { name, icrc } => {
-                write!(f, "shm:{name}{}", if *icrc { "" } else { ICRC_OFF })
+                let shared_memory = if *icrc { SharedMemory::On } else { SharedMemory::WithoutIcrc };
+                write!(f, "shm:{name}{}", option(shared_memory))
             }
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Ibverbs { name, port, gid } => {
@@ -322,27 +321,16 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// Behind the name of a switch in shared memory.
-const ICRC_OFF: &str = ",icrc=off";
+/// Options, behind a comma.
+const SHM_OFF: &str = "shm=off";
+const SHM_WITHOUT_ICRC: &str = "shm=noicrc";
 
-/// What a device has in front of what it says of shared memory, and that.
-fn split_shm(device: &str) -> (&str, SharedMemory) {
-    let options = [SharedMemory::Off, SharedMemory::WithoutIcrc].into_iter();
-    let mut found = options.filter_map(|option| Some((device.strip_suffix(shm(option))?, option)));
-    found.next().unwrap_or((device, SharedMemory::On))
-}
-
-/// Whether a name ends like an option that there is not.
-fn has_option(name: &str) -> bool {
-    name.contains(",shm") || name.contains(",icrc")
-}
-
-/// What a device says of it.
-fn shm(shared_memory: SharedMemory) -> &'static str {
+/// A device's option, with the comma in front of it.
+fn option(shared_memory: SharedMemory) -> String {
     match shared_memory {
-        SharedMemory::On => "",
-        SharedMemory::WithoutIcrc => ",shm=noicrc",
-        SharedMemory::Off => ",shm=off",
+        SharedMemory::On => String::new(),
+        SharedMemory::WithoutIcrc => format!(",{SHM_WITHOUT_ICRC}"),
+        SharedMemory::Off => format!(",{SHM_OFF}"),
     }
 }
 
@@ -430,7 +418,7 @@ mod tests {
             "eth0,shm=off",
             "af_xdp:eth0,shm=noicrc",
             "shm:lab",
-            "shm:lab,icrc=off",
+            "shm:lab,shm=noicrc",
             "ibverbs:mlx5_0",
             "ibverbs:rxe0:1",
             "ibverbs:rxe0:2:3",
@@ -473,14 +461,18 @@ mod tests {
             ("xdp:eth0", "no such driver"),
             ("udp", "needs an address"),
             ("udp:10.0.0.1:5", "udp:ADDRESS"),
-            ("eth0,shm=on", ",shm=off"),
-            ("eth0,icrc=off", ",shm=off"),
-            ("af_xdp:eth0,shm=", ",shm=off"),
+            ("eth0,shm=on", "'shm=on' is no option; shm=off leaves"),
+            ("eth0,icrc=off", "'icrc=off' is no option"),
+            ("eth0,", "'' is no option"),
+            ("af_xdp:eth0,shm=", "'shm=' is no option"),
             ("af_xdp:eth0:2,shm=off", "one queue"),
             ("loopback,shm=off", "no option"),
-            ("shm:lab,icrc=on", ",icrc=off"),
-            ("udp:10.0.0.1,shm=on", "udp:ADDRESS"),
-            ("udp:eth0,shm", "udp:ADDRESS"),
+            ("ibverbs:rxe0,shm=off", "no option"),
+            ("shm:lab,icrc=on", "'icrc=on' is no option"),
+            ("shm:lab,shm=off", "shm=noicrc alone"),
+            ("udp:10.0.0.1,shm=off,shm=noicrc", "'shm=off,shm=noicrc' is no option"),
+            ("10.0.0.1", "the driver is missing: udp:10.0.0.1"),
+            ("fe80::1", "the driver is missing: udp:fe80::1"),
             ("udp:", "udp:ADDRESS"),
         ] {
             let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();

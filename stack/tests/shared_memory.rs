@@ -139,7 +139,7 @@ fn assert_by_memory(ends: &[End]) {
 
 #[test]
 fn a_switch_carries_every_operation() {
-    for options in [["", ""], [",icrc=off", ""], ["", ",icrc=off"], [",icrc=off", ",icrc=off"]] {
+    for options in [["", ""], [",shm=noicrc", ""], ["", ",shm=noicrc"], [",shm=noicrc", ",shm=noicrc"]] {
         let mut ends = options.map(|option| End::open(&format!("shm:test-{}{option}", std::process::id())));
         connect(&mut ends, "127.0.0.1:7471".parse().unwrap());
         exchange(&mut ends);

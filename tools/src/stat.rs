@@ -23,7 +23,7 @@ pub(crate) use table::title;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
 ///
-/// `ferroce perf`, `pingpong` and `demo` show themselves while they run, and so does every program
+/// ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves while they run, and so does every program
 /// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
 /// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
 ///
@@ -185,7 +185,7 @@ impl Contexts {
                 };
                 format!("no process and no device '{wanted}'; there are: {}{more}", others.join("; "))
             }
-            _ => "no running ferroce process to be seen; `ferroce perf`, `pingpong` and `demo` show themselves, other \
+            _ => "no running ferroce process to be seen; ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves, other \
                   programs by Context::export"
                 .to_owned(),
         };

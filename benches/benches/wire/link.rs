@@ -147,7 +147,7 @@ impl Link {
         match self.driver {
             Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
             Driver::Shm => self.switch(),
-            Driver::ShmNoIcrc => format!("{},icrc=off", self.switch()),
+            Driver::ShmNoIcrc => format!("{},shm=noicrc", self.switch()),
             // Between loopback addresses it would be shared memory otherwise.
             Driver::Udp => format!("udp:{address},shm=off"),
             Driver::Memif => {

@@ -97,6 +97,8 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub(super) struct Outgoing {
     pub(super) to: Neighbour,
+    /// The neighbour's process; 0 where it is in no PID namespace of ours.
+    pid: u32,
     pub(super) ring: FrameProducer,
     pub(super) rope: Rope,
     pub(super) watch: u64,
@@ -115,14 +117,19 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     pub(super) fn new(
-        to: Neighbour,
+        (to, pid): (Neighbour, u32),
         ring: FrameProducer,
         rope: Rope,
         (watch, number): (u64, u64),
         icrc: bool,
     ) -> Outgoing {
         let (is_used, is_stalled, patience) = (false, false, PATIENCE);
-        Outgoing { to, ring, rope, watch, number, icrc, is_used, is_stalled, patience, consumed: 0 }
+        Outgoing { to, pid, ring, rope, watch, number, icrc, is_used, is_stalled, patience, consumed: 0 }
+    }
+
+    /// Who is at the other end, for people.
+    pub(super) fn who(&self) -> String {
+        format!("pid {} in slot {} of {}", self.pid, self.to.slot, self.to.address)
     }
 
     /// What the consumer has taken since gives it time again.
@@ -474,11 +481,8 @@ impl Links {
 
     #[cold]
     fn close_corrupt_outgoing(&mut self, slot: &Slot, index: usize) {
-        if let Some(Outgoing { to, .. }) = &self.outgoing[index] {
-            warn!(
-                "slot {} of {} has written in shared memory what can't be: no more is sent by it",
-                to.slot, to.address
-            );
+        if let Some(outgoing) = &self.outgoing[index] {
+            warn!("{} has written in shared memory what can't be: no more is sent by it", outgoing.who());
         }
         self.counts.corrupt += 1;
         self.close(slot, index);

@@ -17,6 +17,7 @@ use super::bell::{Rope, is_unix_socket};
 use super::links::{Incoming, Links, Outgoing, SIZE};
 use super::ring::{FrameConsumer, FrameProducer};
 use super::route::{Neighbour, Route};
+use crate::credentials::Credentials;
 use crate::next_hop::octets;
 use crate::slots::{self, Mail, SLOTS, Slot};
 
@@ -40,6 +41,7 @@ const RINGS_MAX: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Offer {
     to: Neighbour,
+    pid: u32,
     ring: FrameProducer,
     /// Until then other frames wait for the answer, if they do at all.
     until: Instant,
@@ -132,13 +134,14 @@ impl Links {
     fn offer(&mut self, slot: &Slot, to: Neighbour, waits: bool) -> io::Result<bool> {
         let name = (self.name_of.0)(to.address);
         let Some(connection) = slots::connect(&name, [to.slot])? else { return Ok(false) };
+        let pid = Credentials::of_peer(&connection)?.pid;
         let (ring, file) =
             FrameProducer::create(SIZE).map_err(|error| io::Error::other(format!("{error:?}")))?;
         let with = [file.as_fd(), slot.mailbox()];
         self.numbers += 1;
         let number = self.numbers;
         slots::say(&connection, slots::OFFER, &self.word(self.own.address, number), &with)?;
-        self.offers.push(Offer { to, ring, until: Instant::now() + ANSWER, waits, number });
+        self.offers.push(Offer { to, pid, ring, until: Instant::now() + ANSWER, waits, number });
         Ok(true)
     }
 
@@ -195,7 +198,7 @@ impl Links {
         let Ok([rope, mailbox]) = <[OwnedFd; 2]>::try_from(mail.descriptors) else { return };
         let is_it = |offer: &Offer| offer.to == from && offer.number == number;
         let Some(at) = self.offers.iter().position(is_it) else { return };
-        let Offer { to, ring, .. } = self.offers.remove(at);
+        let Offer { to, pid, ring, .. } = self.offers.remove(at);
         let rope = Rope::new(rope).filter(|_| is_unix_socket(&mailbox, SocketType::SEQPACKET));
         let Some(rope) = rope else {
             self.routes.set(to, Route::None(Instant::now() + AGAIN));
@@ -212,15 +215,23 @@ impl Links {
         if index == self.outgoing.len() {
             self.outgoing.push(None);
         }
-        self.outgoing[index] = Some(Outgoing::new(to, ring, rope, (watch, number), icrc));
+        let outgoing = Outgoing::new((to, pid), ring, rope, (watch, number), icrc);
+        info!("{} is reached by shared memory{how}", outgoing.who());
+        self.outgoing[index] = Some(outgoing);
         self.routes.set(to, Route::Ring(index));
-        info!("slot {} of {} is reached by shared memory{how}", to.slot, to.address);
     }
 
     fn on_refusal(&mut self, mail: &Mail) {
         let Some(Word { from, number, .. }) = Word::from_bytes(&mail.bytes) else { return };
         let is_it = |offer: &mut Offer| offer.to == from && offer.number == number;
-        if self.offers.extract_if(.., is_it).count() > 0 {
+        if let Some(Offer { pid, waits, .. }) = self.offers.extract_if(.., is_it).next() {
+            let Neighbour { address, slot } = from;
+            // It is asked again and again.
+            if waits {
+                info!(
+                    "pid {pid} in slot {slot} of {address} wants no shared memory (shm=off): it is reached by UDP"
+                );
+            }
             self.routes.set(from, Route::None(Instant::now() + LATER));
         }
     }
@@ -255,8 +266,8 @@ impl Links {
     fn on_gone(&mut self, slot: &Slot, watch: u64) {
         let is_it = |outgoing: &Option<Outgoing>| outgoing.as_ref().is_some_and(|out| out.watch == watch);
         if let Some(index) = self.outgoing.iter().position(is_it) {
-            if let Some(Outgoing { to, .. }) = &self.outgoing[index] {
-                info!("slot {} of {}, reached by shared memory, has ended", to.slot, to.address);
+            if let Some(outgoing) = &self.outgoing[index] {
+                info!("{}, reached by shared memory, has ended", outgoing.who());
             }
             self.close(slot, index);
         }

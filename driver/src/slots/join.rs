@@ -16,6 +16,7 @@ use super::service::{Own, Service};
 use super::table::Table;
 use super::{Group, Inbox, Parts, Resource, SLOTS, Slot, Thread, lock, new_bell};
 use crate::Error;
+use crate::credentials::Credentials;
 use crate::sealed::SealedError;
 use crate::waker::timespec;
 
@@ -265,14 +266,22 @@ impl Present {
                 Ok(()) => waiting.push((*slot, connection)),
                 // It has ended just now.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-                Err(error) => warn!("the process in slot {slot} of {what} is not told of this one: {error}"),
+                Err(error) => {
+                    warn!(
+                        "{}, in slot {slot} of {what}, is not told of this process: {error}",
+                        process(connection)
+                    );
+                }
             }
         }
         let deadline = Instant::now() + ANSWER;
         for (slot, connection) in waiting {
             match answer(connection, deadline) {
                 Ok(message) if message.bytes == [HEARD] => {}
-                _ => warn!("the process in slot {slot} of {what} does not answer; is it stopped?"),
+                _ => warn!(
+                    "{}, in slot {slot} of {what}, does not answer; is it stopped?",
+                    process(connection)
+                ),
             }
         }
     }
@@ -282,6 +291,11 @@ impl Present {
 fn ask(connection: &OwnedFd) -> io::Result<Members> {
     message::send(connection, &[&[HELLO]], &[])?;
     Members::read(answer(connection, Instant::now() + ANSWER)?)
+}
+
+/// Who is at the other end, for people.
+fn process(connection: &OwnedFd) -> String {
+    Credentials::of_peer(connection).map_or("a process".to_owned(), |peer| format!("pid {}", peer.pid))
 }
 
 fn answer(connection: &OwnedFd, deadline: Instant) -> io::Result<Message> {

@@ -119,7 +119,7 @@ impl LocalAddress {
             None => Err(Error::Invalid {
                 parameter: "address",
                 value: address.to_string(),
-                expected: format!("an address of this host; there are: {}", present()),
+                expected: format!("is no address of this host, which has {}", present()),
             }),
         }
     }

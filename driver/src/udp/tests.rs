@@ -74,8 +74,8 @@ fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
     send_to(own(2), &dreq);
     assert_eq!((received(&mut second, 1), received(&mut first, 0)), (1, 0));
     // One that has come, and of which nobody has heard yet, may have it: that one is asked again.
-    let _newcomer = crate::slots::unheard(&name_of(own(2)), 2);
-    std::thread::sleep(crate::slots::VACANT);
+    let _newcomer = slots::unheard(&name_of(own(2)), 2);
+    std::thread::sleep(slots::VACANT);
     send_to(own(2), &dreq);
     while first.stats().rx_dropped == 0 {
         std::thread::sleep(Duration::from_millis(1));

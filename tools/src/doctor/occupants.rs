@@ -1,5 +1,6 @@
 //! Who has the addresses that a check would begin at: sockets on UDP port 4791, and contexts that show themselves.
 
+use std::collections::HashSet;
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use ferroce::driver::holder::Holder;
 use ferroce::driver::netlink::{Interface, Netlink};
-use ferroce::driver::udp::UdpConfig;
+use ferroce::driver::udp::{UdpConfig, sharers};
 use ferroce::{DeviceSpec, Exported, Gid, Metrics};
 
 use crate::failure::Failure;
@@ -94,6 +95,8 @@ pub(super) struct Occupants {
     pub(super) contexts: Vec<Metrics>,
     /// Contexts of these that do not answer.
     pub(super) mute: Vec<Mute>,
+    /// Processes of ferroce, of this user, that share an address, whether or not they show themselves.
+    pub(super) sharers: HashSet<u32>,
 }
 
 impl Occupants {
@@ -106,6 +109,9 @@ impl Occupants {
                 .filter(|holder| !holder.is_kernel && !occupants.holders.contains(holder))
                 .collect();
             occupants.holders.extend(new);
+            // Where they can't be found none of them is known.
+            let sharers = sharers(*address).unwrap_or_default();
+            occupants.sharers.extend(sharers.into_iter().map(|(_, pid)| pid));
         }
         for (path, metrics) in Exported::find().read() {
             match metrics {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ferroce::driver::Capabilities;
 use ferroce::{Metrics, PathMtu};
+use rustix::process::geteuid;
 
 use super::live::LiveContext;
 use super::occupants::{Mute, Occupants, Place};
@@ -54,7 +55,7 @@ pub(super) fn check(
     checks.extend(live.iter().flat_map(|live| live.checks(peer.map(|(_, to)| to))));
     checks.extend(left_out);
     checks.extend(occupants.mute.iter().map(mute));
-    checks.extend(unseen(&occupants));
+    checks.extend(unseen(&occupants, peer.is_none()));
     checks.push(unchecked(is_held));
     Ok(report(checks))
 }
@@ -114,35 +115,51 @@ fn mute(Mute { pid, why }: &Mute) -> Check {
     )
 }
 
-/// Those who have the port and show nothing.
-fn unseen(occupants: &Occupants) -> Vec<Check> {
+/// Those who have the port and show nothing. `is_all` says that nothing but them is examined.
+fn unseen(occupants: &Occupants, is_all: bool) -> Vec<Check> {
     let is_shown = |pid: u32| {
         let pids = occupants.contexts.iter().filter_map(|metrics| metrics.label("pid"));
         pids.into_iter().any(|shown| shown == pid.to_string())
             || occupants.mute.iter().any(|mute| mute.pid == pid)
     };
+    let own = geteuid();
     let mut seen: Vec<String> = Vec::new();
+    let mut checks = Vec::new();
     for holder in &occupants.holders {
+        let pid = holder.process.as_ref().map(|process| process.pid);
         let text = holder.to_string();
-        if !seen.contains(&text) && !holder.process.as_ref().is_some_and(|process| is_shown(process.pid)) {
-            seen.push(text);
+        if seen.contains(&text) || pid.is_some_and(is_shown) {
+            continue;
+        }
+        seen.push(text.clone());
+        let is_ferroce = pid.is_some_and(|pid| occupants.sharers.contains(&pid));
+        let is_hidden = !own.is_root() && holder.user != own.as_raw();
+        let why = match (is_ferroce, is_hidden) {
+            (true, _) => format!("{text} is a program of ferroce and shows no counters"),
+            (_, true) => format!("{text} has UDP port 4791; that user and root see its counters"),
+            _ => format!("{text} has UDP port 4791 and shows no counters"),
+        };
+        let is_nothing_seen = occupants.contexts.is_empty() && occupants.mute.is_empty();
+        let may_be_well = (is_ferroce || is_hidden) && !is_all;
+        checks.push(match (is_nothing_seen, may_be_well) {
+            (true, false) => Check::failed("context", why, unseen_cure(is_ferroce)),
+            _ => Check::not_checked("context", why),
+        });
+    }
+    checks
+}
+
+fn unseen_cure(is_ferroce: bool) -> &'static str {
+    match is_ferroce {
+        true => {
+            "Context::export in it shows them, to its own user and to root; if checks of others are to be answered beside it, or a \
+             PEER is to be checked: --active"
+        }
+        false => {
+            "a program of ferroce shows them after Context::export, to its own user and to root; if it is none, nothing of ferroce \
+             can use the address beside it"
         }
     }
-    let is_nothing_seen = occupants.contexts.is_empty() && occupants.mute.is_empty();
-    let check = |holder: String| {
-        let why = format!("{holder} has UDP port 4791 and shows no counters");
-        match is_nothing_seen {
-            // What is to be examined is not.
-            true => Check::failed(
-                "context",
-                why,
-                "a program of ferroce shows them after Context::export, to its own user and to root; if it is none, nothing of \
-                 ferroce can use the address beside it",
-            ),
-            false => Check::not_checked("context", why),
-        }
-    };
-    seen.into_iter().map(check).collect()
 }
 
 /// What only packets of UDP port 4791 tell.

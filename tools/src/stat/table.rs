@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use ferroce::{Label, Metric, MetricKind, Metrics, Sample};
@@ -77,10 +78,20 @@ fn counts(metrics: &Metrics) -> HashMap<Key<'_>, u64> {
     counters.flat_map(|metric| metric.samples.iter().map(|s| (key(metric, s), s.value))).collect()
 }
 
-/// The name of a context: `veth0 (af_xdp), pid 1234`.
+/// The name of a context: `veth0 (udp, 10.0.0.1, slot 2), pid 1234`.
 pub(crate) fn title(metrics: &Metrics) -> String {
     let label = |name| metrics.label(name).unwrap_or("?");
-    format!("{} ({}), pid {}", label("device"), label("driver"), label("pid"))
+    let samples =
+        |name| metrics.iter().find(|metric| metric.name == name).map_or(&[][..], |metric| &metric.samples);
+    // A port of several addresses is told by its interface.
+    let address = match (samples("port_gid"), samples("port_slot")) {
+        ([Sample { label: Some(gid), .. }], [Sample { value: slot, .. }]) => {
+            let address = gid.value.parse::<IpAddr>().map(|address| address.to_canonical().to_string());
+            format!(", {}, slot {slot}", address.as_deref().unwrap_or(&gid.value))
+        }
+        _ => String::new(),
+    };
+    format!("{} ({}{address}), pid {}", label("device"), label("driver"), label("pid"))
 }
 
 #[cfg(test)]
@@ -104,6 +115,25 @@ mod tests {
 
     fn columns(text: &str) -> Vec<Vec<&str>> {
         text.lines().map(|line| line.split_whitespace().collect()).collect()
+    }
+
+    #[test]
+    fn contexts_of_one_address_are_told_apart() {
+        let of = |rest: &str| {
+            let labels = "{device=\"lo\",driver=\"udp\",pid=\"7\"";
+            let gids = rest
+                .split(' ')
+                .filter(|gid| !gid.is_empty())
+                .map(|gid| format!("ferroce_port_gid{labels},gid=\"{gid}\"}} 1\n"));
+            let gids: String = gids.collect();
+            let text = format!(
+                "# TYPE ferroce_port_gid gauge\n{gids}# TYPE ferroce_port_slot gauge\nferroce_port_slot{labels}}} 3\n"
+            );
+            title(&Metrics::parse(&text).expect("it is well-formed"))
+        };
+        assert_eq!(of("::ffff:10.0.0.1"), "lo (udp, 10.0.0.1, slot 3), pid 7");
+        assert_eq!(of("fd00::1"), "lo (udp, fd00::1, slot 3), pid 7");
+        assert_eq!(of("fd00::1 fd00::2"), "lo (udp), pid 7");
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn an_application_lives_through_everything_else() {
             let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
             assert_eq!(shown.code, Some(0), "{shown:#?}");
             let is_shown = shown.stdout.contains(&holder);
-            let shares = shown.stdout.contains("slot 1 of an address with 2 contexts");
+            let shares = shown.stdout.contains("slot 1 of the address, which had 2 contexts then");
             assert_eq!((is_shown, shares), (says, is_shared), "{shown:#?}");
         }
         let before = wait_for_packets(&app, 0);

@@ -41,6 +41,13 @@ impl Software {
         metrics.push_objects(&resources, states.map(|state| (state.name(), by_state[state as usize])));
         let peers = qps.iter().filter_map(|qp| Some((qp.address.as_ref()?.gid, qp.path_mtu()?)));
         metrics.push_port(port, peers);
+        if let (slot, 2..) = capabilities.comm_ids {
+            metrics.push_gauge(
+                "port_slot",
+                "Slot that the context has of those of its address.",
+                slot.into(),
+            );
+        }
         self.push_reactions(&mut metrics);
         metrics
     }
