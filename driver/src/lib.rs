@@ -446,8 +446,12 @@ impl Stats {
                 handed_on,
             ),
             ("tx_by_memory", "Frames sent to another process of this host by shared memory.", tx_by_memory),
-            ("rx_by_memory", "Frames received so.", rx_by_memory),
-            ("without_icrc", "Frames sent and received so without an ICRC.", without_icrc),
+            (
+                "rx_by_memory",
+                "Frames received from another process of this host by shared memory.",
+                rx_by_memory,
+            ),
+            ("without_icrc", "Frames sent and received by shared memory without an ICRC.", without_icrc),
             ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
         ]
         .into_iter()

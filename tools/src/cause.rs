@@ -97,7 +97,7 @@ impl Endpoint {
     fn referral(&self) -> String {
         let device = &self.device;
         // There is no way, and whoever is not there has joined another switch.
-        if self.context.capabilities().driver == "shm" {
+        if self.switch().is_some() {
             return format!(
                 "; has the peer joined '{device}' too, as this user and in this network namespace?"
             );

@@ -396,15 +396,21 @@ impl Endpoint {
         }
     }
 
+    /// The switch in shared memory that this end has joined, if it has.
+    pub(crate) fn switch(&self) -> Option<&str> {
+        let capabilities = self.context.capabilities();
+        (capabilities.driver == "shm").then_some(&capabilities.interface)
+    }
+
     /// What came in place of what an end waits for.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
             CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. }
-                if self.context.capabilities().driver == "shm" =>
+                if self.switch().is_some() =>
             {
                 format!(
-                    "no server on the switch listens on this port (-p); has it joined '{}' too, as this user and in this \
-                     network namespace?",
+                    "no server on '{}' listens on this port (-p); has it joined that too, as this user and in this network \
+                     namespace?",
                     self.device
                 )
             }

@@ -84,6 +84,7 @@ fn become_member<R: Resource>(
         Some(members) => members,
         None => {
             name.clear((0..SLOTS).map(|slot| slot.to_string()));
+            name.clear_namespaces();
             let common = resource.found()?.into_iter().map(Arc::new).collect();
             let table = Table::create().map_err(|error| unusable(&known_as, error))?;
             (table, Parts { common, ..Parts::default() })
@@ -105,7 +106,10 @@ fn become_member<R: Resource>(
     if listeners.len() < count {
         let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
         let processes = format!("{} of its {SLOTS} slots have processes", found.alive.count_ones());
-        return Err(Error::sharing(&known_as, format!("{processes}{wanted}")));
+        return Err(Error::sharing(
+            &known_as,
+            format!("{processes}{wanted}; end one, or take another address"),
+        ));
     }
     let mut own = Vec::with_capacity(count);
     for (slot, listener) in listeners {

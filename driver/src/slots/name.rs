@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, flock, openat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -24,11 +24,14 @@ use crate::credentials::Credentials;
 use crate::private_directory;
 use crate::user_ids::UserIds;
 
-/// Of the names and of what is said between their processes. Processes of different versions do not find each other.
-const VERSION: u32 = 2;
+/// How names start, with the version of them and of what is said between their processes: those of different versions do not find
+/// each other. The network namespace comes next.
+const START: &str = "slots-2-";
 /// Newcomers that wait at a name.
 const BACKLOG: i32 = 64;
 const PAUSE: Duration = Duration::from_millis(1);
+/// Entries of the directory that are looked at for what was left.
+const CLEARED_MAX: usize = 4096;
 
 /// What processes share, by name.
 #[derive(Clone, Debug)]
@@ -88,7 +91,7 @@ impl Name {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|error| io::Error::new(error.kind(), format!("/proc/thread-self/ns/net: {error}")))?;
         let what = what.replace('%', "%25").replace('/', "%2F");
-        let prefix = format!("slots-{VERSION}-{}-{what}", namespace.ino());
+        let prefix = format!("{START}{}-{what}", namespace.ino());
         Ok(Name { directory: Some(Arc::new(directory)), prefix })
     }
 
@@ -123,6 +126,31 @@ impl Name {
         for part in parts {
             // It refuses connections, and so does what can't be removed.
             let _ = unlinkat(directory, self.file(&part), AtFlags::empty());
+        }
+    }
+
+    /// Takes away what killed processes have left of names of other network namespaces, which nobody may see again.
+    pub(super) fn clear_namespaces(&self) {
+        let Some(directory) = &self.directory else { return };
+        let Ok(entries) = Dir::read_from(directory) else { return };
+        let namespace = |file: &str| {
+            file.strip_prefix(START).and_then(|rest| rest.split('-').next()?.parse::<u64>().ok())
+        };
+        let ours = namespace(&self.prefix);
+        for entry in entries.take(CLEARED_MAX).map_while(Result::ok) {
+            let Ok(file) = entry.file_name().to_str() else { continue };
+            if namespace(file).is_none_or(|namespace| Some(namespace) == ours) {
+                continue;
+            }
+            let Some((prefix, part)) = file.rsplit_once('-') else { continue };
+            let name = Name { directory: self.directory.clone(), prefix: prefix.to_owned() };
+            // Whoever has the lock has or gets these names; under it nobody is about to.
+            if part.parse::<usize>().is_ok()
+                && let Ok(Ok(_lock)) = Lock::try_take(&name)
+                && let Ok(Found::Nobody) = name.connect(part)
+            {
+                name.clear(std::iter::once(part.to_owned()));
+            }
         }
     }
 
@@ -230,6 +258,30 @@ mod tests {
 
     fn is_there(name: &Name, part: &str) -> bool {
         private_directory::of_user().join(name.file(part)).exists()
+    }
+
+    #[test]
+    fn what_is_left_of_other_namespaces_is_cleared() {
+        let ours = name("cleared");
+        let of = |namespace: &str| Name {
+            directory: ours.directory.clone(),
+            prefix: format!("{START}{namespace}-{}-cleared", std::process::id()),
+        };
+        let (gone, alive) = (of("1"), of("2"));
+        // Nobody has it, as after a kill.
+        let path = |name: &Name, part: &str| private_directory::of_user().join(name.file(part));
+        let left = || drop(std::os::unix::net::UnixDatagram::bind(path(&gone, "5")).unwrap());
+        left();
+        let _listener = alive.bind("5").unwrap().expect("it is free");
+        let mine = ours.bind("5").unwrap().expect("it is free");
+        let locked = Lock::try_take(&gone).unwrap().expect("it is free");
+        ours.clear_namespaces();
+        assert!(is_there(&gone, "5"), "somebody may be about to have it");
+        drop(locked);
+        ours.clear_namespaces();
+        assert_eq!([&gone, &alive, &ours].map(|name| is_there(name, "5")), [false, true, true]);
+        assert!(!is_there(&gone, "lock") && !is_there(&alive, "lock"));
+        drop(mine);
     }
 
     #[test]

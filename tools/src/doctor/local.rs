@@ -105,7 +105,7 @@ pub(super) fn checks(capabilities: &Capabilities, source: IpAddr, peer: IpAddr) 
     };
     vec![
         interface_check(capabilities, &interface, peer.is_ipv6()),
-        route_check(&netlink, &interface, source, peer),
+        route_check(&netlink, &interface, (source, &capabilities.addresses), peer),
     ]
 }
 
@@ -127,7 +127,12 @@ pub(super) fn interface_check(capabilities: &Capabilities, interface: &Interface
     Check::ok(NAME, row)
 }
 
-fn route_check(netlink: &Netlink, interface: &Interface, source: IpAddr, peer: IpAddr) -> Check {
+fn route_check(
+    netlink: &Netlink,
+    interface: &Interface,
+    (source, addresses): (IpAddr, &[IpAddr]),
+    peer: IpAddr,
+) -> Check {
     const NAME: &str = "route";
     let name = &interface.name;
     if interface.addresses.iter().any(|(address, _)| *address == peer) && !interface.loopback {
@@ -150,10 +155,15 @@ fn route_check(netlink: &Netlink, interface: &Interface, source: IpAddr, peer: I
         None => "on the link".to_owned(),
     };
     if let Some(other) = route.source.filter(|other| *other != source) {
+        // A socket has one address.
+        let way_of_other = match addresses.contains(&other) {
+            true => format!("-x with the index of {other}"),
+            false => format!("-d udp:{other}"),
+        };
         return Check::note(
             NAME,
             format!("{way}; the kernel's own packets leave from {other}, these from {source}"),
-            format!("-x with the index of {other}, unless {peer} knows the way back to {source}"),
+            format!("{way_of_other}, unless {peer} knows the way back to {source}"),
         );
     }
     Check::ok(NAME, way)

@@ -81,6 +81,9 @@ pub struct Offer {
     /// The P_Key that its packets carry. Versions that do not say it have one that most have.
     #[serde(default = "default_pkey")]
     pub pkey: u16,
+    /// The switch in shared memory that it has joined (`shm:NAME`), if it has.
+    #[serde(default)]
+    pub switch: Option<String>,
 }
 
 fn default_pkey() -> u16 {

@@ -9,7 +9,7 @@ use super::account::{Account, Measured};
 use super::message::{Offer, PerfMessage, Tally};
 use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
 
 /// What the server's command line says of its own.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +83,7 @@ fn serve_size(
 ) -> Result<(), Failure> {
     wishes.check_address(&session.plan, offer.size, Gid(offer.gid.octets()))?;
     check_partition(session.end.pkey(), PKey(offer.pkey))?;
+    check_switch(session.end.switch(), offer.switch.as_deref())?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
     let path_mtu = negotiate(&answer, offer)?;
@@ -127,6 +128,20 @@ fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
     Err(Failure::usage(format!(
         "P_Key (--pkey) {ours} at the server, {theirs} at the client: give both the same partition, and one of them \
          full membership (0x8000)"
+    )))
+}
+
+/// Fails if the ends do not reach each other: every switch in shared memory has the same addresses.
+fn check_switch(ours: Option<&str>, theirs: Option<&str>) -> Result<(), Failure> {
+    if ours == theirs {
+        return Ok(());
+    }
+    let [ours, theirs] = [ours, theirs].map(|switch| match switch {
+        Some(name) => format!("shm:{}", legible(name)),
+        None => "no shm".to_owned(),
+    });
+    Err(Failure::usage(format!(
+        "device (-d) {ours} at the server, {theirs} at the client; give both the same"
     )))
 }
 
@@ -215,7 +230,17 @@ mod tests {
             largest_path_mtu,
             selective_repeat: false,
             pkey: 0xffff,
+            switch: None,
         }
+    }
+
+    #[test]
+    fn ends_on_two_switches_are_told_so() {
+        assert!(check_switch(None, None).is_ok() && check_switch(Some("lab"), Some("lab")).is_ok());
+        let refusal = |ours, theirs| check_switch(ours, theirs).expect_err("two switches").to_string();
+        let expected = "device (-d) shm:lab at the server, shm:lab2 at the client; give both the same";
+        assert_eq!(refusal(Some("lab"), Some("lab2")), expected);
+        assert!(refusal(Some("lab"), None).contains("no shm at the client"));
     }
 
     #[test]

@@ -29,6 +29,7 @@ impl Session {
             largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
             selective_repeat: self.plan.selective_repeat,
             pkey: self.end.pkey().0,
+            switch: self.end.switch().map(str::to_owned),
         })
     }
 
