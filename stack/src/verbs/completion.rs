@@ -59,7 +59,7 @@ impl WcStatus {
         match (self, is_receive) {
             (WcStatus::Success, _) => "carried out",
             (WcStatus::RetryExcErr, _) => {
-                "the peer does not answer, and the retries are used up: it is gone, does not poll its context, its GPU copies for longer than that, or packets are lost"
+                "the peer does not answer, and the retries are used up: it has ended, does not poll its context, or packets are lost; where it uses a GPU's memory, a copy may last longer than the retries"
             }
             (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
             (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
