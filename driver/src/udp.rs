@@ -555,7 +555,7 @@ fn describe(
     let alive = slot.group().alive();
     let others = match alive.count_ones() {
         0 | 1 => String::new(),
-        contexts => format!(", which had {contexts} contexts then"),
+        contexts => format!(" ({contexts} contexts when it was opened)"),
     };
     let share = format!(", slot {} of the address{others}", slot.number());
     let buffer = receive_buffer >> 10;

@@ -4,6 +4,7 @@ mod card_congestion;
 mod choice;
 mod gpus;
 mod rnics;
+mod sharers;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,6 +23,7 @@ use crate::output::{JsonArg, say};
 use choice::Choice;
 use gpus::Gpus;
 use rnics::Rnics;
+use sharers::Sharer;
 
 /// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, RNICs, and GPUs with their
 /// distances to both (PCI, NUMA) and what they lack for dma-bufs.
@@ -157,6 +159,8 @@ struct DeviceInfo {
     gids: Vec<GidInfo>,
     /// As a program finds them; it may add more.
     pkeys: Vec<String>,
+    /// Other processes of this user on its addresses.
+    shared_with: Vec<Sharer>,
 }
 
 /// Everything that can be told, and whether the device could be opened.
@@ -362,6 +366,7 @@ impl DeviceInfo {
             max_frame: capabilities.max_frame,
             gids: gid_table(&capabilities.addresses),
             pkeys: vec![PKEY_DEFAULT.to_string()],
+            shared_with: Sharer::find(capabilities),
         }
     }
 }
@@ -379,6 +384,7 @@ impl DevInfo {
             print_gids(&device.gids)?;
             let mut pkeys = device.pkeys.iter().enumerate();
             pkeys.try_for_each(|(index, pkey)| say!("  P_Key {index}  {pkey}"))?;
+            device.shared_with.iter().try_for_each(Sharer::print)?;
         }
         if self.interfaces.is_empty() && self.is_of_all {
             say!("no network interface but lo; `-d loopback` and `-d udp:127.0.0.1` need no other")?;

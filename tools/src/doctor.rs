@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::PacketDriver;
+use ferroce::driver::{Capabilities, PacketDriver};
 use ferroce::{DeviceSpec, PKey, PathMtu};
 
 use crate::endpoint::{Interrupt, is_taken, packet_driver, parse_pkey};
@@ -184,7 +184,7 @@ impl Args {
     ) -> Result<DoctorReport, Failure> {
         let mut port = ProbePort::new(driver, self.pkey);
         let capabilities = port.driver.capabilities().clone();
-        let device = format!("{}:{}", capabilities.driver, capabilities.interface);
+        let device = named(&capabilities);
         let report = |checks| DoctorReport::new(Some(peer), device, (Mode::Active, why), checks);
         let (source, gid) = local::gid(&capabilities, self.gid_index, to);
         let mut checks = vec![gid];
@@ -296,6 +296,15 @@ impl Args {
             )),
         }
         Ok(())
+    }
+}
+
+/// A device, as -d names it.
+fn named(capabilities: &Capabilities) -> String {
+    match (capabilities.driver, &capabilities.addresses[..]) {
+        // Of an interface it has one address.
+        ("udp", [address]) => format!("udp:{address}"),
+        (driver, _) => format!("{driver}:{}", capabilities.interface),
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::process::geteuid;
 use super::live::LiveContext;
 use super::occupants::{Mute, Occupants, Place};
 use super::report::{Check, CheckVerdict, DoctorReport, Mode};
-use super::{Args, FAR_END, echo, local, port};
+use super::{Args, FAR_END, echo, local, named, port};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::tcp;
@@ -25,7 +25,7 @@ pub(super) fn check(
     interrupt: &Interrupt,
 ) -> Result<DoctorReport, Failure> {
     let capabilities = capabilities(place, &occupants);
-    let device = format!("{}:{}", capabilities.driver, capabilities.interface);
+    let device = named(&capabilities);
     let report = |checks| DoctorReport::new(peer.map(|(name, _)| name), device, (Mode::Passive, why), checks);
     let is_held = occupants.describe().is_some();
     let (live, left_out) = LiveContext::watch(&occupants.contexts, interrupt)?;

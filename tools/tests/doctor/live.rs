@@ -67,8 +67,10 @@ fn an_application_lives_through_everything_else() {
             let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
             assert_eq!(shown.code, Some(0), "{shown:#?}");
             let is_shown = shown.stdout.contains(&holder);
-            let shares = shown.stdout.contains("slot 1 of the address, which had 2 contexts then");
+            let shares = shown.stdout.contains("slot 1 of the address (2 contexts when it was opened)");
             assert_eq!((is_shown, shares), (says, is_shared), "{shown:#?}");
+            let named = shown.stdout.contains(&format!("slot 0 of 10.1.1.2  pid {}, ferroce", app.pid()));
+            assert_eq!(named, is_shared, "{shown:#?}");
         }
         let before = wait_for_packets(&app, 0);
         let after = wait_for_packets(&app, counter(&before, "rcvd_pkts"));

@@ -1,0 +1,48 @@
+//! Processes of this user that share a device's addresses.
+
+use std::fs;
+use std::net::IpAddr;
+
+use ferroce::driver::Capabilities;
+use ferroce::driver::udp::sharers;
+use serde::Serialize;
+
+use crate::failure::{Failure, legible};
+use crate::output::say;
+
+/// Who has a slot of an address.
+#[derive(Debug, Serialize)]
+pub(super) struct Sharer {
+    address: IpAddr,
+    slot: usize,
+    pid: u32,
+    /// As `ps -o comm` shows it; null where this process may not know it.
+    command: Option<String>,
+}
+
+impl Sharer {
+    /// Those on the addresses of a device that is not open any more.
+    pub(super) fn find(capabilities: &Capabilities) -> Vec<Sharer> {
+        if !["udp", "af_xdp"].contains(&capabilities.driver) {
+            return Vec::new();
+        }
+        let of = |address: &IpAddr| {
+            let address = *address;
+            // Where they can't be found none is known.
+            let all = sharers(address).unwrap_or_default();
+            all.into_iter().map(move |(slot, pid)| Sharer { address, slot, pid, command: command(pid) })
+        };
+        capabilities.addresses.iter().flat_map(of).collect()
+    }
+
+    pub(super) fn print(&self) -> Result<(), Failure> {
+        let Sharer { address, slot, pid, command } = self;
+        let command = command.as_ref().map_or(String::new(), |command| format!(", {command}"));
+        say!("  slot {slot} of {address}  pid {pid}{command}")
+    }
+}
+
+fn command(pid: u32) -> Option<String> {
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(legible(comm.trim_end()))
+}
