@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicU64;
 
 use crate::memory::SpanMut;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, memfd_create};
+use rustix::process::{Resource, getrlimit};
 
 /// A mapping of a file with these is as long as it was for ever.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -30,10 +31,20 @@ unsafe impl Send for SealedMemory {}
 // SAFETY: as above; copies may race with each other, which spoils values that nobody relies on.
 unsafe impl Sync for SealedMemory {}
 
+/// Bytes that a file of this process may have. Whoever writes more is killed without a word (SIGXFSZ).
+pub(crate) fn file_size_max() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
 impl SealedMemory {
     /// New memory of `length` bytes, all zeros, and what other processes open it by. Its pages are made now rather than when
     /// they are first used.
     pub(crate) fn create(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
+        if length as u64 > file_size_max() {
+            let reason = format!("{length} bytes are more than a file may have here (`ulimit -f`)");
+            let source = io::Error::new(io::ErrorKind::FileTooLarge, reason);
+            return Err(SealedError::Os { what: "making memory to share", source });
+        }
         let made = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(made.map_err(os("making memory to share"))?);
         file.set_len(length as u64).map_err(os("making memory to share"))?;

@@ -44,7 +44,8 @@ const POSTS_MAX: usize = 64;
 /// Mail that is taken in a burst.
 const MAIL_MAX: usize = 64;
 /// The longest name of a switch.
-const NAME_MAX: usize = 64;
+/// So that it is short enough for the path of a socket.
+const NAME_MAX: usize = 56;
 
 /// Whether processes of this host are reached by memory that both have, in place of the kernel's UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -63,7 +64,7 @@ pub enum SharedMemory {
 #[must_use]
 #[non_exhaustive]
 pub struct ShmConfig {
-    /// 1 to 64 letters, digits, `-`, `_` and `.`.
+    /// 1 to 56 letters, digits, `-`, `_` and `.`.
     pub name: String,
     /// Whether frames have an ICRC. They have none where neither end wants one.
     pub icrc: bool,

@@ -46,12 +46,14 @@ pub(crate) const MAIL_LEN_MAX: usize = 10 << 10;
 pub(crate) const PACKET: u8 = b'P';
 /// Mail that came by the slot's name, from a process of this group or of another one.
 pub(crate) const OFFER: u8 = b'O';
+/// Mail that says to a process that the file of its name is gone.
+const NAMELESS: u8 = b'M';
 /// Mail that says of a process that was [watched](Slot::watch) that it has ended; its bytes are the watch's number.
 pub(crate) const GONE: u8 = b'G';
 /// So long a slot in which nobody was is not looked at again.
 pub(crate) const VACANT: Duration = Duration::from_millis(10);
-/// How many messages go to all slots in how long: an honest peer sends one where an answer to it was lost.
-const TOLD_ALL_MAX: u32 = 16;
+/// How many copies of messages to all slots are handed on in how long: an honest peer sends one where an answer to it was lost.
+const TOLD_ALL_MAX: u32 = 2 * SLOTS as u32;
 const TOLD_ALL_WINDOW: Duration = Duration::from_millis(10);
 /// How long a change of the group may take: a newcomer waits for the answers of members.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -165,7 +167,7 @@ pub(crate) struct Group {
     watches: Mutex<Vec<Watch>>,
     /// Until when each slot need not be looked at again, for nobody was in it: in nanoseconds since `made`.
     vacant: Vec<AtomicU64>,
-    /// Messages that went to all slots in the window that ends then, since `made`.
+    /// Copies of messages to all slots in the window that ends then, since `made`.
     told_all: Mutex<(Duration, u32)>,
     made: Instant,
 }
@@ -384,7 +386,7 @@ impl Group {
         if now >= *until {
             (*until, *count) = (now + TOLD_ALL_WINDOW, 0);
         }
-        *count = count.saturating_add(1);
+        *count = count.saturating_add(self.alive().count_ones());
         *count <= TOLD_ALL_MAX
     }
 
@@ -517,6 +519,11 @@ impl Resource for Mailboxes {
 
 fn lock(name: &Name, what: &str) -> Result<Lock, Error> {
     let taken = Lock::take(name, LOCK_PATIENCE).map_err(|source| join::failed(what, &source))?;
+    had(taken, what)
+}
+
+/// What came of waiting for the lock.
+fn had(taken: Result<Lock, String>, what: &str) -> Result<Lock, Error> {
     taken.map_err(|holder| {
         let waited = LOCK_PATIENCE.as_secs();
         Error::sharing(

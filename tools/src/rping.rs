@@ -24,8 +24,8 @@ use advertisement::Advertisement;
 
 /// Connects by the connection manager and reads, writes and sends there and back, as rping does.
 ///
-/// Without HOST it is the server (`rping -s`) and serves one client; with HOST the client
-/// (`rping -c`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
+/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client
+/// (as `rping -c HOST`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
 /// this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {

@@ -11,17 +11,20 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::warn;
 
 use super::message::{self, Message};
-use super::name::{Found, Name};
+use super::name::{Found, Listener, Lock, Name};
 use super::service::{Own, Service};
 use super::table::Table;
-use super::{Group, Inbox, Parts, Resource, SLOTS, Slot, Thread, lock, new_bell};
+use super::{Group, Inbox, LOCK_PATIENCE, NAMELESS, Parts, Resource, SLOTS, Slot, Thread, had, new_bell};
 use crate::Error;
 use crate::credentials::Credentials;
+use crate::private_directory;
 use crate::sealed::SealedError;
 use crate::waker::timespec;
 
 /// How long a member may take to answer: its thread has nothing else to do.
 const ANSWER: Duration = Duration::from_millis(500);
+/// How long each is waited for before the next is asked.
+const QUICK_ANSWER: Duration = Duration::from_millis(20);
 
 /// The first bytes of messages at names.
 pub(super) const HELLO: u8 = b'H';
@@ -68,23 +71,38 @@ fn become_member<R: Resource>(
     count: usize,
     mut resource: R,
 ) -> Result<Vec<Slot>, Error> {
-    let name = match Name::new(what) {
-        Ok(name) => name,
-        Err(error) if resource.needs_others() => return Err(failed(&known_as, &error)),
-        Err(error) => {
-            warn!("{known_as} is this process's alone, and nobody is reached by shared memory: {error}");
-            Name::alone()
-        }
-    };
     let os = |source: io::Error| failed(&known_as, &source);
-    let held = lock(&name, &known_as)?;
+    // Where nobody can be met, for want of a directory or of room in it, others are not needed by everybody.
+    let needs_others = resource.needs_others();
+    let alone = |error: io::Error| {
+        if needs_others || is_short(&error) {
+            return Err(os(error));
+        }
+        warn!("{known_as} is this process's alone, and nobody is reached by shared memory: {error}");
+        Ok(Name::alone())
+    };
+    let named = Name::new(what).and_then(|name| Ok((Lock::take(&name, LOCK_PATIENCE)?, name)));
+    let (mut name, held) = match named {
+        Ok((taken, name)) => (name, Some(had(taken, &known_as)?)),
+        Err(error) => (alone(error)?, None),
+    };
     let (found, members) = look(&name, &known_as)?;
     resource.takes((!found.alive).trailing_zeros() as usize)?;
+    if members.is_none() {
+        name.clear((0..SLOTS).map(|slot| slot.to_string()));
+        name.clear_namespaces();
+    }
+    let listeners = match bind_free(&name, found.alive, count) {
+        Err(error) if members.is_none() => {
+            name = alone(error)?;
+            bind_free(&name, found.alive, count)
+        }
+        bound => bound,
+    };
+    let listeners = listeners.map_err(os)?;
     let (table, mut parts) = match members {
         Some(members) => members,
         None => {
-            name.clear((0..SLOTS).map(|slot| slot.to_string()));
-            name.clear_namespaces();
             let common = resource.found()?.into_iter().map(Arc::new).collect();
             let table = Table::create().map_err(|error| unusable(&known_as, error))?;
             (table, Parts { common, ..Parts::default() })
@@ -92,17 +110,6 @@ fn become_member<R: Resource>(
     };
     parts.mailboxes.resize_with(SLOTS, || None);
 
-    let mut listeners = Vec::with_capacity(count);
-    for slot in (0..SLOTS).filter(|slot| found.alive >> slot & 1 == 0) {
-        if listeners.len() == count {
-            break;
-        }
-        // Under the lock nobody comes.
-        let listener = name.bind(&slot.to_string()).map_err(os)?;
-        let taken =
-            || Error::sharing(&known_as, format!("somebody has come into slot {slot} without the lock"));
-        listeners.push((slot, listener.ok_or_else(taken)?));
-    }
     if listeners.len() < count {
         let wanted = if count == 1 { String::new() } else { format!(", and {count} are wanted") };
         let processes = format!("{} of its {SLOTS} slots have processes", found.alive.count_ones());
@@ -156,8 +163,22 @@ fn become_member<R: Resource>(
         .map_err(|source| Error::sharing(&group.what, format!("starting a thread: {source}")))?;
     let thread = Arc::new(Thread { handle: Mutex::new(Some(thread)), process: std::process::id() });
     drop(held);
+    for slot in found.nameless {
+        // Whoever has ended needs no name.
+        group.post(slot, NAMELESS, &[], &[]);
+    }
     let slot = |(number, mailbox)| Slot { group: group.clone(), number, mailbox, thread: thread.clone() };
     Ok(numbers.into_iter().map(slot).collect())
+}
+
+/// Takes the names of the lowest free slots, as many as there are up to `count`. Under the lock nobody comes.
+fn bind_free(name: &Name, alive: u64, count: usize) -> io::Result<Vec<(usize, Listener)>> {
+    let free = (0..SLOTS).filter(|slot| alive >> slot & 1 == 0);
+    let bind = |slot: usize| {
+        let taken = || io::Error::other(format!("somebody has come into slot {slot} without the lock"));
+        Ok((slot, name.bind(&slot.to_string())?.ok_or_else(taken)?))
+    };
+    free.take(count).map(bind).collect()
 }
 
 /// Looks who is there, and what they have; `None` of it if there is nobody.
@@ -184,11 +205,13 @@ struct Present {
     alive: u64,
     /// Those that are connected.
     connections: Vec<(usize, OwnedFd)>,
+    /// Those whose names are gone: others have their mailboxes.
+    nameless: Vec<usize>,
 }
 
 impl Present {
     fn look(name: &Name, what: &str) -> Result<Present, Error> {
-        let mut present = Present { alive: 0, connections: Vec::new() };
+        let mut present = Present { alive: 0, connections: Vec::new(), nameless: Vec::new() };
         for slot in 0..SLOTS {
             let found = name.connect(&slot.to_string());
             match found.map_err(|source| failed(what, &source))? {
@@ -205,28 +228,46 @@ impl Present {
     /// `None` if nobody does, and somebody has ended meanwhile.
     fn ask(&mut self, what: &str) -> Result<Option<(Table, Parts)>, Error> {
         let (mut best, mut answers, mut has_ended): (Option<Members>, usize, bool) = (None, 0, false);
+        let mut take = |answered: io::Result<Message>| match answered.and_then(Members::read) {
+            Ok(members) => {
+                answers += 1;
+                let knows = members.descriptors.len();
+                let is_all = knows == members.table.descriptors();
+                if best.as_ref().is_none_or(|best| best.descriptors.len() < knows) {
+                    best = Some(members);
+                }
+                Ok(is_all)
+            }
+            // Nobody's answer would be had.
+            Err(error) if is_short(&error) => Err(failed(what, &error)),
+            Err(error) => {
+                tracing::debug!("a process that shares {what} does not answer: {error}");
+                use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+                has_ended |= matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+                Ok(false)
+            }
+        };
+        // Many may be stopped, and a newcomer has the lock: each of them has a moment first, and then all of them the same time.
+        let (mut silent, mut is_all) = (Vec::new(), false);
         for (_, connection) in &self.connections {
-            match ask(connection) {
-                Ok(members) => {
-                    answers += 1;
-                    let knows = members.descriptors.len();
-                    let is_all = knows == members.table.descriptors();
-                    if best.as_ref().is_none_or(|best| best.descriptors.len() < knows) {
-                        best = Some(members);
-                    }
-                    if is_all {
-                        break;
-                    }
-                }
-                // Nobody's answer would be had.
-                Err(error) if is_short(&error) => return Err(failed(what, &error)),
-                Err(error) => {
-                    tracing::debug!("a process that shares {what} does not answer: {error}");
-                    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-                    has_ended |= matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
-                }
+            // One that has ended says so when it is listened to.
+            let _ = message::send(connection, &[&[HELLO]], &[]);
+            match answer(connection, Instant::now() + QUICK_ANSWER) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => silent.push(connection),
+                answered => is_all = take(answered)?,
+            }
+            if is_all {
+                break;
             }
         }
+        let deadline = Instant::now() + ANSWER;
+        for connection in silent {
+            if is_all {
+                break;
+            }
+            is_all = take(answer(connection, deadline))?;
+        }
+        self.find_nameless(best.iter().flat_map(|best| &best.mailboxes), what);
         // One that was stopped while others came has not heard of them yet. But what none of all that there are knows is gone: a
         // newcomer has ended before it was a member.
         let everybody = answers == self.alive.count_ones() as usize;
@@ -262,6 +303,20 @@ impl Present {
         Ok(Some((table, parts)))
     }
 
+    /// Whose mailbox is open is there, whatever became of its name: its slot and its socket are not to be had.
+    fn find_nameless<'a>(&mut self, mailboxes: impl Iterator<Item = &'a (usize, OwnedFd)>, what: &str) {
+        for (slot, mailbox) in mailboxes {
+            if self.alive >> slot & 1 == 0 && !is_hung_up(mailbox) {
+                warn!(
+                    "the process in slot {slot} of {what} is there and its file is not: somebody removes files in {}",
+                    private_directory::of_user().display()
+                );
+                self.alive |= 1 << slot;
+                self.nameless.push(*slot);
+            }
+        }
+    }
+
     /// Tells every member of the new slots, and waits until those that are not stopped have heard it.
     fn tell(&self, own: &[Own], parts: &Parts, what: &str) {
         let mut waiting = Vec::new();
@@ -269,7 +324,9 @@ impl Present {
             match send_joined(connection, own, parts) {
                 Ok(()) => waiting.push((*slot, connection)),
                 // It has ended just now.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+                Err(error)
+                    if [io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]
+                        .contains(&error.kind()) => {}
                 Err(error) => {
                     warn!(
                         "{}, in slot {slot} of {what}, is not told of this process: {error}",
@@ -280,21 +337,24 @@ impl Present {
         }
         let deadline = Instant::now() + ANSWER;
         for (slot, connection) in waiting {
-            match answer(connection, deadline) {
-                Ok(message) if message.bytes == [HEARD] => {}
-                _ => warn!(
-                    "{}, in slot {slot} of {what}, does not answer; is it stopped?",
-                    process(connection)
-                ),
+            let has_heard = loop {
+                match answer(connection, deadline) {
+                    // What it was asked before, and was late with.
+                    Ok(message) if message.bytes.first() == Some(&MEMBERS) => {}
+                    answered => break answered.is_ok_and(|message| message.bytes == [HEARD]),
+                }
+            };
+            if !has_heard {
+                warn!("{}, in slot {slot} of {what}, does not answer; is it stopped?", process(connection));
             }
         }
     }
 }
 
-/// What the member at the other end of a connection knows.
-fn ask(connection: &OwnedFd) -> io::Result<Members> {
-    message::send(connection, &[&[HELLO]], &[])?;
-    Members::read(answer(connection, Instant::now() + ANSWER)?)
+fn is_hung_up(mailbox: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(mailbox, PollFlags::empty())];
+    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// Who is at the other end, for people.

@@ -22,6 +22,7 @@ use rustix::net::{
 
 use crate::credentials::Credentials;
 use crate::private_directory;
+use crate::sealed::file_size_max;
 use crate::user_ids::UserIds;
 
 /// How names start, with the version of them and of what is said between their processes: those of different versions do not find
@@ -73,6 +74,23 @@ impl Drop for Listener {
     }
 }
 
+impl Listener {
+    /// Makes the file again that somebody has removed. Under the [lock](Lock), while nobody has the name.
+    pub(super) fn bind_again(&mut self) -> io::Result<()> {
+        if let Some((directory, file)) = &self.file {
+            self.socket = bound(directory, file)?;
+        }
+        Ok(())
+    }
+}
+
+fn bound(directory: &OwnedFd, file: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    bind(&socket, &address(directory, file)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
 impl Name {
     /// Of `what` in this thread's network namespace.
     ///
@@ -88,6 +106,9 @@ impl Name {
         let path = private_directory::of_user();
         let directory = private_directory::make(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        // What cleans directories for temporary files leaves those alone that are locked so (tmpfiles.d(5)); it is no harm
+        // where that can't be.
+        let _ = flock(&directory, FlockOperation::NonBlockingLockShared);
         let namespace = std::fs::metadata("/proc/thread-self/ns/net")
             .map_err(|error| io::Error::new(error.kind(), format!("/proc/thread-self/ns/net: {error}")))?;
         let what = what.replace('%', "%25").replace('/', "%2F");
@@ -114,9 +135,7 @@ impl Name {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
         }
-        let socket = socket()?;
-        bind(&socket, &address(directory, &file)?)?;
-        listen(&socket, BACKLOG)?;
+        let socket = bound(directory, &file)?;
         Ok(Some(Listener { socket, file: Some((directory.clone(), file)) }))
     }
 
@@ -159,6 +178,10 @@ impl Name {
         let Some(directory) = &self.directory else { return Ok(Found::Nobody) };
         let socket = socket()?;
         match connect(&socket, &address(directory, &self.file(part))?) {
+            // The user alone could have put it there; but a file system may say so of what another one has.
+            Ok(()) if Credentials::of_peer(&socket)?.uid != rustix::process::geteuid().as_raw() => {
+                Err(io::Error::other(format!("another user's process has the name of slot {part}")))
+            }
             Ok(()) => Ok(Found::Process(socket)),
             Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(Found::Nobody),
             Err(Errno::AGAIN) => Ok(Found::Busy),
@@ -182,7 +205,8 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Of a file in what was opened and checked, whatever is in its place by now; and never too long.
+/// Of a file in what was opened and checked, whatever is in its place by now. It has 108 bytes at most, of which names have what
+/// descriptor, namespace and slot leave.
 fn address(directory: &OwnedFd, file: &str) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{file}", directory.as_raw_fd()))?)
 }
@@ -216,9 +240,9 @@ impl Lock {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                let mut holder = String::new();
-                file.take(16).read_to_string(&mut holder)?;
-                return Ok(Err(holder));
+                let mut holder = Vec::new();
+                file.take(16).read_to_end(&mut holder)?;
+                return Ok(Err(String::from_utf8_lossy(&holder).into_owned()));
             }
             Err(error) => return Err(error.into()),
         }
@@ -228,8 +252,11 @@ impl Lock {
             Ok(_) | Err(Errno::NOENT) => return Ok(Err(String::new())),
             Err(error) => return Err(error.into()),
         }
-        file.set_len(0)?;
-        write!(file, "pid {}", std::process::id())?;
+        // For people, and no harm where there is no room for it.
+        let holder = format!("pid {}", std::process::id());
+        if holder.len() as u64 <= file_size_max() {
+            let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
+        }
         Ok(Ok(Lock(Some(Held { directory: directory.clone(), name: path, file }))))
     }
 

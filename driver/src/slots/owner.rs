@@ -103,9 +103,9 @@ enum Recipient {
     Slot(usize),
     /// Whoever has the service.
     Service(u64),
-    /// Whoever knows the exchange by the peer's id: the peer does not know ours.
+    /// Whoever knows the exchange by the peer's id: of a REJ, whose sender may not know ours.
     Anybody,
-    /// It is no message of the connection manager.
+    /// It is no message of the connection manager, or one without the id that it must have.
     Unknown,
 }
 
@@ -125,6 +125,7 @@ fn recipient(packet: &[u8]) -> Recipient {
     let found = match attribute {
         Some(REQ | SIDR_REQ) => service().map(Recipient::Service),
         Some(SIDR_REP) => number(BODY).map(of_comm_id),
+        Some(REJ) if number(BODY + 4) == Some(0) => Some(Recipient::Anybody),
         // All of these have the sender's id first and the receiver's behind it.
         Some(MRA..=DREP | LAP | APR) => number(BODY + 4).map(of_comm_id),
         _ => None,
@@ -140,11 +141,12 @@ pub(crate) fn sender(packet: &[u8]) -> Option<usize> {
 }
 
 fn of_comm_id(id: u32) -> Recipient {
-    if id == 0 { Recipient::Anybody } else { Recipient::Slot((id % SLOTS as u32) as usize) }
+    if id == 0 { Recipient::Unknown } else { Recipient::Slot((id % SLOTS as u32) as usize) }
 }
 
 const REQ: u16 = 0x10;
 const MRA: u16 = 0x11;
+const REJ: u16 = 0x12;
 const DREP: u16 = 0x16;
 const SIDR_REQ: u16 = 0x17;
 const SIDR_REP: u16 = 0x18;
@@ -183,7 +185,11 @@ mod tests {
             assert_eq!(recipient(&mad(attribute, &asked)), Recipient::Slot(2));
         }
         assert_eq!(recipient(&mad(SIDR_REP, &asked)), Recipient::Slot(1));
-        assert_eq!(recipient(&mad(0x12, &[0, 0, 0, 65, 0, 0, 0, 0])), Recipient::Anybody);
+        for attribute in (MRA..=DREP).chain([LAP, APR]) {
+            // Each of several processes would answer a DREQ to anybody, which may come from an address that is not its sender's.
+            let expected = if attribute == REJ { Recipient::Anybody } else { Recipient::Unknown };
+            assert_eq!(recipient(&mad(attribute, &[0, 0, 0, 65, 0, 0, 0, 0])), expected);
+        }
         assert_eq!(sender(&mad(REQ, &asked)), Some(1));
         for (attribute, body) in
             [(REQ, &asked[..15]), (0x13, &asked[..7]), (SIDR_REP, &asked[..3]), (0x1b, &asked)]

@@ -16,7 +16,9 @@ use tracing::{debug, warn};
 use super::join::{HEARD, HELLO, JOINED, Joined, MEMBERS, Members, is_short};
 use super::message::{self, Message};
 use super::name::{Found, Listener, Lock, admits};
-use super::{GONE, Group, MAIL_LEN_MAX, Mail, OFFER, PACKET, Resource, SLOTS, Watch, locked, owner};
+use super::{
+    GONE, Group, MAIL_LEN_MAX, Mail, NAMELESS, OFFER, PACKET, Resource, SLOTS, Watch, locked, owner,
+};
 use crate::waker::timespec;
 
 /// Connections at once; more wait in a name's backlog.
@@ -48,8 +50,10 @@ pub(super) struct Service<R> {
     own: Vec<Own>,
     resource: R,
     connections: Vec<Connection>,
-    /// Descriptors of slots without a process are to be looked after.
-    untidy: bool,
+    /// Descriptors of slots without a process, and own names, are to be looked after, since then.
+    untidy: Option<Instant>,
+    /// Somebody has come and could not tell it here, for this process's name was gone.
+    is_found_missing: bool,
     searched: Instant,
     /// This process had as many files open as it may, so that it may have missed something.
     is_short: bool,
@@ -103,7 +107,8 @@ impl<R: Resource> Service<R> {
             own,
             resource,
             connections: Vec::new(),
-            untidy: false,
+            untidy: None,
+            is_found_missing: false,
             searched: Instant::now(),
             is_short: false,
             room: vec![0; 1 + MAIL_LEN_MAX],
@@ -135,8 +140,11 @@ impl<R: Resource> Service<R> {
             self.connections
                 .retain(|connection| !connection.is_over && now.duration_since(connection.since) < SILENCE);
             self.leave();
-            if self.untidy {
+            if self.untidy.is_some() {
                 self.tidy();
+            }
+            if std::mem::take(&mut self.is_found_missing) {
+                self.ask_all();
             }
             if now.duration_since(self.searched) >= SEARCH {
                 self.searched = now;
@@ -181,10 +189,10 @@ impl<R: Resource> Service<R> {
         for Watch { number, mailbox, .. } in &watches {
             watch(Ready::Watched(*number), mailbox.as_fd(), PollFlags::empty());
         }
-        let timeout = match (self.untidy, self.connections.is_empty() && !self.is_searching()) {
-            (true, _) => Some(RETRY),
-            (false, false) => Some(SEARCH),
-            (false, true) => None,
+        let timeout = match self.untidy {
+            Some(since) if since.elapsed() < SEARCH => Some(RETRY),
+            Some(_) => Some(SEARCH),
+            None => (!self.connections.is_empty() || self.is_searching()).then_some(SEARCH),
         };
         match poll(&mut fds, timeout.map(timespec).as_ref()) {
             Ok(_) => {
@@ -372,9 +380,15 @@ impl<R: Resource> Service<R> {
             return;
         }
         self.is_short = false;
+        self.ask_all();
+    }
+
+    fn ask_all(&mut self) {
         for slot in 0..SLOTS {
             let is_there = self.ask(slot);
+            // The end of one whose mailbox is known is told, whatever became of its name.
             if !is_there
+                && self.group.parts().mailboxes[slot].is_none()
                 && self.group.alive() >> slot & 1 == 1
                 && !self.own.iter().any(|own| own.slot == slot)
             {
@@ -409,7 +423,7 @@ impl<R: Resource> Service<R> {
         let mut parts = self.group.parts();
         parts.mailboxes[slot] = None;
         self.group.set_alive(self.group.alive() & !(1 << slot));
-        self.untidy = true;
+        self.untidy = Some(Instant::now());
         debug!("the process in slot {slot} of {} has ended", self.group.what);
     }
 
@@ -436,7 +450,10 @@ impl<R: Resource> Service<R> {
             match message::receive(&own.mailbox, &mut self.room) {
                 Ok(Some(Message { mut bytes, descriptors })) => {
                     let kind = bytes.remove(0);
-                    if descriptors.len() > 2 {
+                    if kind == NAMELESS {
+                        self.untidy = Some(Instant::now());
+                        self.is_found_missing = true;
+                    } else if descriptors.len() > 2 {
                         debug!("mail with {} descriptors for {}", descriptors.len(), self.group.what);
                     } else if !inbox.put(Mail { kind, bytes, descriptors }) {
                         self.group.lose(own.slot, 1);
@@ -461,7 +478,7 @@ impl<R: Resource> Service<R> {
         self.group.own.fetch_and(!leaving, Ordering::AcqRel);
         let alive = self.group.alive() & !leaving;
         self.group.set_alive(alive);
-        self.untidy = alive != 0;
+        self.untidy = (alive != 0).then(Instant::now);
         *locked(&self.group.left) |= leaving;
         self.group.one_left.notify_all();
     }
@@ -474,7 +491,17 @@ impl<R: Resource> Service<R> {
             Ok(Err(_)) | Err(_) => return,
             Ok(lock) => lock,
         };
-        self.untidy = false;
+        self.untidy = None;
+        for own in &mut self.own {
+            if let Ok(Found::Nobody) = self.group.name.connect(&own.slot.to_string())
+                && let Err(error) = own.listener.bind_again()
+            {
+                warn!(
+                    "the name of slot {} of {}, which somebody has removed: {error}",
+                    own.slot, self.group.what
+                );
+            }
+        }
         let is_first = self.is_first();
         let count = self.group.parts().descriptors.len();
         for slot in 0..count {

@@ -326,14 +326,69 @@ fn strangers_reach_no_name() {
         return println!("skipped: not root, so there is no other user");
     }
     let _first = join_one("strangers");
-    let directory = crate::private_directory::of_user();
-    let files: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let ours = format!("test%2F{}%2Fstrangers-0", std::process::id());
-    let file = files.iter().find(|file| file.to_str().unwrap().ends_with(&ours)).expect("the name");
+    let file = path_of("strangers", 0);
     let mut stranger = child("stranger", file.to_str().unwrap(), 65_534);
     let found = line_of(&mut stranger, "found: ");
     stranger.wait().unwrap();
     assert_eq!(found, "Err(PermissionDenied) Err(PermissionDenied)");
+}
+
+/// The path of a slot's name.
+fn path_of(what: &str, slot: usize) -> std::path::PathBuf {
+    let directory = crate::private_directory::of_user();
+    let ours = format!("test%2F{}%2F{what}-{slot}", std::process::id());
+    let mut files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|file| file.to_str().unwrap().ends_with(&ours)).expect("the name")
+}
+
+/// Whatever cleans directories for temporary files: a process that lives keeps its slot, and what it has there.
+#[test]
+fn a_slot_is_taken_though_its_name_is_gone() {
+    let [first, second] = [(); 2].map(|()| join_one("nameless"));
+    until(|| first.group().alive() == 3 && second.group().alive() == 3);
+    let name = path_of("nameless", 0);
+    std::fs::remove_file(&name).unwrap();
+    let third = join_one("nameless");
+    assert_eq!((third.number(), third.group().alive()), (2, 7));
+    // Who was not found is told, makes its name again, and hears of the newcomer.
+    until(|| first.group().alive() == 7 && name.exists());
+    assert!(first.group().post(2, b'T', b"to a newcomer", &[]) && third.group().post(0, b'T', b"back", &[]));
+    assert_eq!((mail_of(&third).bytes, mail_of(&first).bytes), (b"to a newcomer".to_vec(), b"back".to_vec()));
+    drop(second);
+    until(|| first.group().alive() == 5 && third.group().alive() == 5);
+    let fourth = join_one("nameless");
+    assert_eq!((fourth.number(), fourth.group().alive()), (1, 7));
+    std::fs::remove_file(&name).unwrap();
+    drop(first);
+    until(|| third.group().alive() == 6 && fourth.group().alive() == 6);
+    assert_eq!(join_one("nameless").number(), 0);
+}
+
+/// Not a test, but the process of the one below whose files may not be long.
+#[test]
+fn short_of_bytes() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Ok(task) = std::env::var("FERROCE_SLOTS") else { return };
+    let (what, most) = task.split_once(' ').unwrap();
+    let maximum = getrlimit(Resource::Fsize).maximum;
+    setrlimit(Resource::Fsize, Rlimit { current: Some(most.parse().unwrap()), maximum }).unwrap();
+    let joined = Slot::join(what, what.to_owned(), 1, Mailboxes);
+    println!(
+        "joined: {}",
+        joined.map_or_else(|error| error.to_string(), |slots| slots[0].number().to_string())
+    );
+}
+
+/// The kernel kills without a word whoever makes a file longer than it may.
+#[test]
+fn too_short_files_are_named() {
+    let what = format!("test/{}/bytes", std::process::id());
+    for (most, expected) in [(0, "ulimit -f"), (16_384, "ulimit -f"), (1 << 20, "0")] {
+        let mut child = child("short_of_bytes", &format!("{what} {most}"), 0);
+        let said = line_of(&mut child, "joined: ");
+        child.wait().unwrap();
+        assert!(said.contains(expected), "{most} bytes: {said}");
+    }
 }
 
 /// Not a test, but the process of the one below that may not open many files.
