@@ -351,9 +351,10 @@ impl Present {
     }
 }
 
+/// Whether nobody reads the mailbox. The descriptors of a process that is ending are closed one after the other.
 fn is_hung_up(mailbox: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(mailbox, PollFlags::empty())];
-    let polled = poll(&mut fds, Some(&timespec(Duration::ZERO)));
+    let polled = poll(&mut fds, Some(&timespec(QUICK_ANSWER)));
     polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
