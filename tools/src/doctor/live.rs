@@ -179,13 +179,15 @@ impl LiveContext {
                 self.named("a card counts its packets for itself (`ethtool -S`)"),
             );
         }
-        let by_memory = ["tx_by_memory", "rx_by_memory"].map(|name| self.count(name));
-        let by_memory_lately = by_memory.iter().map(|count| count.lately).sum::<u64>();
-        let seen = match by_memory.iter().map(|count| count.total).sum::<u64>() {
+        // The text is somebody else's.
+        let lately = sent.lately.saturating_add(received.lately);
+        let [tx, rx] = ["tx_by_memory", "rx_by_memory"].map(|name| self.count(name));
+        let by_memory = tx.lately.saturating_add(rx.lately);
+        let seen = match tx.total.saturating_add(rx.total) {
             0 => seen,
-            total => format!("{seen}; {total} and {by_memory_lately} of both by shared memory"),
+            total => format!("{seen}; {total} and {by_memory} of both by shared memory"),
         };
-        if by_memory_lately > 0 && by_memory_lately >= sent.lately + received.lately {
+        if by_memory > 0 && by_memory >= lately {
             return Check::not_checked(NAME, seen);
         }
         // It sends, and again, and hears nothing.
@@ -202,7 +204,7 @@ impl LiveContext {
                  the peer's program has ended or does not poll, or its address has gone; `ferroce doctor` at the other end \
                  tells them apart",
             ),
-            (_, true) if sent.lately + received.lately == 0 => Check::note(
+            (_, true) if lately == 0 => Check::note(
                 NAME,
                 seen,
                 "nothing came or went now: the program is idle, or its peers' packets no longer get here; `ferroce doctor` at \
@@ -246,6 +248,18 @@ pub(super) mod tests {
         };
         let read = |value| Metrics::parse(&text(value)).expect("it is well-formed");
         LiveContext { before: read(|row| row.1), now: read(|row| row.2) }
+    }
+
+    #[test]
+    fn packets_by_shared_memory_show_no_way() {
+        let traffic = |counters: &[(&str, u64, u64)]| context(counters, "").traffic();
+        let all = [("sent_pkts", 0, 9), ("rcvd_pkts", 0, 9), ("tx_by_memory", 0, 9), ("rx_by_memory", 0, 9)];
+        let found = traffic(&all);
+        assert_eq!(found.result, CheckVerdict::NotChecked);
+        assert!(found.seen.ends_with("; 18 and 18 of both by shared memory"), "{}", found.seen);
+        assert_eq!(traffic(&all[..3]).result, CheckVerdict::Ok);
+        let most = ["sent_pkts", "rcvd_pkts", "tx_by_memory", "rx_by_memory"].map(|name| (name, 0, u64::MAX));
+        assert_eq!(traffic(&most).result, CheckVerdict::NotChecked);
     }
 
     #[test]
