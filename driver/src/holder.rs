@@ -42,6 +42,16 @@ pub struct Process {
     pub name: String,
 }
 
+impl Process {
+    /// That with this number; `None` if it has ended, or this process may not see it.
+    pub fn of(pid: u32) -> Option<Process> {
+        let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+        // Its name is its own choice.
+        let name = String::from_utf8_lossy(name.trim_ascii_end()).replace(is_unprintable, "\u{fffd}");
+        Some(Process { pid, name })
+    }
+}
+
 impl Holder {
     /// Everybody who is bound to port 4791 of `address`, one of the interface's.
     ///
@@ -101,9 +111,7 @@ impl Holder {
             is_kernel,
         }
     }
-}
 
-impl Holder {
     /// Why a driver has not got the port beside it, for people; ends with "; ".
     pub(crate) fn why_not_shared(&self, address: IpAddr) -> String {
         let own = rustix::process::geteuid().as_raw();
@@ -179,10 +187,8 @@ pub(crate) fn processes_with(inodes: impl IntoIterator<Item = u32>) -> HashMap<u
         });
         let own: Vec<u32> = sockets.filter(|inode| wanted.remove(inode)).collect();
         // A process may have ended since.
-        if let (false, Ok(name)) = (own.is_empty(), fs::read(format!("/proc/{pid}/comm"))) {
-            // Its name is its own choice.
-            let name = String::from_utf8_lossy(name.trim_ascii_end()).replace(is_unprintable, "\u{fffd}");
-            found.extend(own.into_iter().map(|inode| (inode, Process { pid, name: name.clone() })));
+        if let Some(process) = Some(pid).filter(|_| !own.is_empty()).and_then(Process::of) {
+            found.extend(own.into_iter().map(|inode| (inode, process.clone())));
         }
     }
     found

@@ -1,13 +1,13 @@
 //! Processes of this user that share a device's addresses.
 
-use std::fs;
 use std::net::IpAddr;
 
 use ferroce::driver::Capabilities;
+use ferroce::driver::holder::Process;
 use ferroce::driver::udp::sharers;
 use serde::Serialize;
 
-use crate::failure::{Failure, legible};
+use crate::failure::Failure;
 use crate::output::say;
 
 /// Who has a slot of an address.
@@ -30,6 +30,7 @@ impl Sharer {
             let address = *address;
             // Where they can't be found none is known.
             let all = sharers(address).unwrap_or_default();
+            let command = |pid| Process::of(pid).map(|process| process.name);
             all.into_iter().map(move |(slot, pid)| Sharer { address, slot, pid, command: command(pid) })
         };
         capabilities.addresses.iter().flat_map(of).collect()
@@ -40,9 +41,4 @@ impl Sharer {
         let command = command.as_ref().map_or(String::new(), |command| format!(", {command}"));
         say!("  slot {slot} of {address}  pid {pid}{command}")
     }
-}
-
-fn command(pid: u32) -> Option<String> {
-    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
-    Some(legible(comm.trim_end()))
 }

@@ -234,6 +234,7 @@ impl Lookout {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::message::QPNS;
     use super::*;
 
     pub(in super::super) fn hello(address: &str, is_socket: bool) -> Hello {
@@ -249,7 +250,7 @@ pub(super) mod tests {
             is_socket,
             pkey: 0xffff,
             rounds: 4,
-            qpn: 0x00ff_fffe,
+            qpn: *QPNS.end(),
         }
     }
 
