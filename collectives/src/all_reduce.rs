@@ -8,7 +8,8 @@ use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
 use crate::communicator::Place;
 use crate::ring::{Call, Ring, Scratch, Side};
-use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule, reduce};
+use crate::schedule_old::{Chunk, Phase, Schedule};
+use crate::{Buffer, DataType, Error, ReduceOp, reduce};
 
 /// One all-reduce under way.
 pub(crate) struct AllReduce {

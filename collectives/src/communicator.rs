@@ -9,7 +9,8 @@ use tracing::{debug, warn};
 use crate::all_reduce::{AllReduce, spread_failure};
 use crate::rendezvous::{Point, Session, rendezvous};
 use crate::ring::{ABORT_TIME, Ring, allocate, deregister, register};
-use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
+use crate::schedule_old::Schedule;
+use crate::{Bootstrap, DataType, Error, Options, ReduceOp};
 
 /// Memory that is registered with a communicator. It is named by this handle until
 /// [`Communicator::deregister`] gives the memory back.

@@ -107,17 +107,20 @@ mod all_reduce;
 mod bootstrap;
 mod communicator;
 mod error;
+mod operation;
 mod options;
 mod rendezvous;
 mod ring;
 mod schedule;
+mod schedule_old;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};
 pub use communicator::{Buffer, Communicator};
 pub use error::Error;
 pub use ferroce;
 pub use ferroce::driver::reduction::{DataType, ReduceOp, reduce};
+pub use operation::Kind;
 pub use options::Options;
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
-pub use schedule::{Chunk, Phase, Schedule};
+pub use schedule::Algorithm;

@@ -1,272 +1,227 @@
-//! What each rank sends and receives, and in which order: pure arithmetic.
+//! What each rank sends, receives and reduces in an operation: pure arithmetic, without IO and without time.
 //!
-//! The elements are cut into as many segments as there are ranks. In step `t` of `2 (n − 1)`, rank
-//! `r` sends segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all
-//! modulo `n`. In the first `n − 1` steps (reduce-scatter) what is received is reduced into the
-//! rank's own elements; after them, rank `r` has the whole of segment `r + 1`. In the other `n − 1`
-//! (all-gather) it replaces them.
+//! A [`Schedule`] is one rank's part: a list of [`Step`]s over the operation's input, its output, and scratch memory.
+//! Steps towards one peer, and from one peer, happen in the order of the list; for the rest a step begins as soon as the steps
+//! that it must come after are done. The lists of two ranks agree: what one sends to the other is what that one receives, in
+//! number, order, length and way.
 //!
-//! What is received in one step is what is sent in the next, so the steps need no boundaries: chunk
-//! `i` of all that a rank sends may go as soon as chunk `i −` [`head_start`](Schedule::head_start) of
-//! all that it receives was taken. The first segment of all needs nothing.
+//! A step that receives comes in two forms. What is reduced, and what is short, arrives in memory of the channel and is an
+//! operand of a [`Step::Combine`]. What is long and only moved is written to its place by the sender ([`Step::Land`]).
+//!
+//! The algorithms are in files of their own. They list steps as a program would carry them out one by one; what must come
+//! after what is found from the elements that the steps read and write ([`Builder`]).
+
+mod builder;
+mod direct;
+mod halving;
+mod hierarchical;
+mod plan;
+mod ring;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+mod tree;
 
 use std::ops::Range;
 
-/// The part of one rank in a ring all-reduce of `count` elements over `size` ranks, in chunks of at
-/// most `chunk` elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
-    rank: usize,
-    size: usize,
-    count: usize,
-    chunk: usize,
-}
+use builder::Builder;
+pub(crate) use hierarchical::Hosts;
+pub use plan::Algorithm;
+pub(crate) use plan::{Seat, Shape, Task, plan};
 
-/// What is done with a chunk where it arrives.
+/// Where elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Phase {
-    /// It is reduced into the elements there.
-    ReduceScatter,
-    /// It replaces the elements there.
-    AllGather,
+pub(crate) enum Place {
+    /// What the caller gave to be read.
+    Input,
+    /// What the caller gave to be written.
+    Output,
+    /// Memory of the operation itself, for partial results.
+    Scratch,
 }
 
-/// A run of elements that travels as one message.
+/// Elements of a place from `at` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Spot {
+    pub(crate) place: Place,
+    pub(crate) at: usize,
+}
+
+impl Place {
+    /// The elements from `at` on.
+    pub(crate) fn at(self, at: usize) -> Spot {
+        Spot { place: self, at }
+    }
+}
+
+/// What goes into a [`Step::Combine`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Operand {
+    /// Elements of this rank.
+    Own(Spot),
+    /// The next message of this rank.
+    Arrival(u32),
+}
+
+/// One step of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Chunk {
-    /// 0 to `2 (n − 1)`, exclusive.
-    pub step: usize,
-    /// The half that the step belongs to.
-    pub phase: Phase,
-    /// The elements; never empty.
-    pub elements: Range<usize>,
+pub(crate) enum Step {
+    /// `len` elements go to a peer as one message. Done when they may change.
+    Send {
+        peer: u32,
+        from: Spot,
+        len: usize,
+        /// The element of the peer's output from which on they are written, counted from the peer's [base](Schedule::base); else
+        /// they arrive in its channel.
+        lands: Option<usize>,
+    },
+    /// The next message of a peer is written to the output by the peer itself. Done when it is there.
+    Land { peer: u32, at: usize, len: usize },
+    /// `to = operand ⊕ operand ⊕ …`, from left to right; a copy if there is one operand.
+    Combine {
+        to: Spot,
+        len: usize,
+        /// Part of [`Schedule::operands`].
+        operands: Range<u32>,
+        /// What is done beside the reduction.
+        finish: Finish,
+    },
+}
+
+/// What a [`Step::Combine`] does beside the reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Finish {
+    /// Nothing: a partial result, or a copy.
+    No,
+    /// The result is whole: an average is divided by the number of ranks.
+    Whole,
+    /// The one operand is multiplied by this rank's factor.
+    Scale,
+}
+
+/// One rank's part in an operation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Schedule {
+    pub(crate) steps: Vec<Step>,
+    operands: Vec<Operand>,
+    /// For each step, its part of `after`.
+    bounds: Vec<Range<u32>>,
+    after: Vec<u32>,
+    /// Of peers whose elements do not count from the first one.
+    bases: Vec<(u32, usize)>,
+    /// Elements of scratch memory.
+    pub(crate) scratch: usize,
 }
 
 impl Schedule {
-    /// Rank `rank` of `size`.
-    ///
-    /// # Panics
-    /// Unless `rank` < `size` and `chunk` > 0.
-    pub fn new(rank: usize, size: usize, count: usize, chunk: usize) -> Schedule {
-        assert!(rank < size && chunk > 0, "rank {rank} of {size}, chunks of {chunk} elements");
-        Schedule { rank, size, count, chunk }
+    /// The operands of a step.
+    pub(crate) fn operands(&self, range: &Range<u32>) -> &[Operand] {
+        &self.operands[range.start as usize..range.end as usize]
     }
 
-    /// `2 (n − 1)`.
-    pub fn steps(&self) -> usize {
-        2 * (self.size - 1)
+    /// The steps that must be done before a step begins.
+    pub(crate) fn after(&self, step: usize) -> &[u32] {
+        let range = &self.bounds[step];
+        &self.after[range.start as usize..range.end as usize]
     }
 
-    /// The elements of a segment. Segments differ by one element at most, the longer ones first;
-    /// some are empty if there are fewer elements than ranks.
-    pub fn segment(&self, index: usize) -> Range<usize> {
-        let (length, longer) = (self.count / self.size, self.count % self.size);
-        let start = |index: usize| index * length + index.min(longer);
-        start(index)..start(index + 1)
+    /// The element of the output from which on what a peer lands is counted.
+    pub(crate) fn base(&self, peer: u32) -> usize {
+        self.bases.iter().find(|(of, _)| *of == peer).map_or(0, |(_, at)| *at)
     }
 
-    /// The segment that leaves in a step.
-    pub fn sent_segment(&self, step: usize) -> usize {
-        (self.rank + 2 * self.size - step) % self.size
-    }
-
-    /// The segment that arrives in a step.
-    pub fn received_segment(&self, step: usize) -> usize {
-        self.sent_segment(step + 1)
-    }
-
-    /// All that this rank sends to rank `r + 1`, in order.
-    pub fn sends(&self) -> impl Iterator<Item = Chunk> + use<> {
-        let schedule = *self;
-        (0..self.steps()).flat_map(move |step| schedule.chunks(step, schedule.sent_segment(step)))
-    }
-
-    /// All that this rank receives from rank `r − 1`, in order.
-    pub fn receives(&self) -> impl Iterator<Item = Chunk> + use<> {
-        let schedule = *self;
-        (0..self.steps()).flat_map(move |step| schedule.chunks(step, schedule.received_segment(step)))
-    }
-
-    /// How many chunks this rank sends.
-    pub fn sent_chunks(&self) -> usize {
-        (0..self.steps()).map(|step| self.chunks_of(self.sent_segment(step))).sum()
-    }
-
-    /// How many chunks this rank receives.
-    pub fn received_chunks(&self) -> usize {
-        (0..self.steps()).map(|step| self.chunks_of(self.received_segment(step))).sum()
-    }
-
-    /// How many chunks may be sent before any has been received.
-    pub fn head_start(&self) -> usize {
-        if self.size == 1 { 0 } else { self.chunks_of(self.rank) }
-    }
-
-    fn chunks_of(&self, segment: usize) -> usize {
-        self.segment(segment).len().div_ceil(self.chunk)
-    }
-
-    fn chunks(&self, step: usize, segment: usize) -> impl Iterator<Item = Chunk> + use<> {
-        let phase = if step < self.size - 1 { Phase::ReduceScatter } else { Phase::AllGather };
-        let (segment, chunk) = (self.segment(segment), self.chunk);
-        segment.clone().step_by(chunk).map(move |start| {
-            let end = segment.end.min(start.saturating_add(chunk));
-            Chunk { step, phase, elements: start..end }
-        })
+    /// Without steps, with its memory.
+    pub(crate) fn clear(&mut self) {
+        let Schedule { steps, operands, bounds, after, bases, scratch } = self;
+        bases.clear();
+        steps.clear();
+        operands.clear();
+        bounds.clear();
+        after.clear();
+        *scratch = 0;
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::VecDeque;
+/// The ranks that carry out (a part of) an algorithm, in its order, and this rank's place among them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Team<'a> {
+    /// All ranks `0..size`, `rank` being this one; counted from `first` on.
+    All { rank: usize, size: usize, first: usize },
+    /// These ranks, `index` being the place of this one.
+    Some { index: usize, ranks: &'a [u32] },
+}
 
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// A rank as the executor drives it; an element is the set of ranks that are summed up in it.
-    struct Rank {
-        schedule: Schedule,
-        elements: Vec<u64>,
-        sends: Vec<Chunk>,
-        receives: Vec<Chunk>,
-        sent: usize,
-        received: usize,
-        /// Reduce-scatter chunks lie in staging slots; all-gather chunks are in place already.
-        inbox: VecDeque<Option<Vec<u64>>>,
+impl Team<'_> {
+    /// All ranks of a communicator.
+    pub(crate) fn all(rank: usize, size: usize) -> Team<'static> {
+        Team::All { rank, size, first: 0 }
     }
 
-    fn ring(size: usize, count: usize, chunk: usize) -> Vec<Rank> {
-        let rank = |rank| {
-            let schedule = Schedule::new(rank, size, count, chunk);
-            Rank {
-                schedule,
-                elements: vec![1 << rank; count],
-                sends: schedule.sends().collect(),
-                receives: schedule.receives().collect(),
-                sent: 0,
-                received: 0,
-                inbox: VecDeque::new(),
-            }
-        };
-        (0..size).map(rank).collect()
-    }
-
-    impl Rank {
-        fn may_send(&self, right: &Rank, slots: usize) -> bool {
-            self.sent < self.sends.len()
-                && self.sent < self.schedule.head_start() + self.received
-                && right.inbox.len() < slots
+    /// How many they are.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Team::All { size, .. } => *size,
+            Team::Some { ranks, .. } => ranks.len(),
         }
     }
 
-    proptest! {
-        /// Whatever the interleaving and however few slots: every rank ends with the sum of all,
-        /// nothing is added twice, and nothing that is still needed is overwritten.
-        #[test]
-        fn every_rank_gets_every_contribution_once(
-            size in 1usize..=64,
-            count in 0usize..400,
-            chunk in 1usize..20,
-            slots in 1usize..6,
-            picks in prop::collection::vec(any::<prop::sample::Index>(), 64),
-        ) {
-            let mut ranks = ring(size, count, chunk);
-            let mut pick = picks.iter().cycle();
-            loop {
-                // (rank, whether it takes rather than sends)
-                let mut possible: Vec<(usize, bool)> = Vec::new();
-                for r in 0..size {
-                    if ranks[r].may_send(&ranks[(r + 1) % size], slots) {
-                        possible.push((r, false));
-                    }
-                    if !ranks[r].inbox.is_empty() {
-                        possible.push((r, true));
-                    }
-                }
-                if possible.is_empty() {
-                    break;
-                }
-                let (r, takes) = *pick.next().unwrap().get(&possible);
-                if takes {
-                    let rank = &mut ranks[r];
-                    let chunk = rank.receives[rank.received].clone();
-                    rank.received += 1;
-                    if let Some(values) = rank.inbox.pop_front().unwrap() {
-                        prop_assert_eq!(values.len(), chunk.elements.len());
-                        for (own, other) in rank.elements[chunk.elements].iter_mut().zip(values) {
-                            prop_assert_eq!(*own & other, 0, "added twice");
-                            *own |= other;
-                        }
-                    }
-                    continue;
-                }
-                let chunk = ranks[r].sends[ranks[r].sent].clone();
-                ranks[r].sent += 1;
-                let values = ranks[r].elements[chunk.elements.clone()].to_vec();
-                let right = &mut ranks[(r + 1) % size];
-                match chunk.phase {
-                    Phase::ReduceScatter => right.inbox.push_back(Some(values)),
-                    Phase::AllGather => {
-                        // The neighbour has sent its own part, or the sum would not be whole.
-                        let all = u64::MAX >> (64 - size);
-                        prop_assert!(values.iter().all(|v| *v == all), "gathered before it was reduced");
-                        right.elements[chunk.elements].copy_from_slice(&values);
-                        right.inbox.push_back(None);
-                    }
-                }
-            }
-            for rank in &ranks {
-                prop_assert!(rank.elements.iter().all(|v| *v == u64::MAX >> (64 - size)));
-                prop_assert_eq!(rank.sent, rank.sends.len(), "deadlock");
-                prop_assert_eq!(rank.received, rank.receives.len(), "deadlock");
-            }
+    /// This rank's place.
+    pub(crate) fn index(&self) -> usize {
+        match *self {
+            Team::All { rank, size, first } => (rank + size - first) % size,
+            Team::Some { index, .. } => index,
         }
+    }
 
-        /// The two ends of a link agree, without asking, on every message.
-        #[test]
-        fn neighbours_agree(size in 1usize..=64, count in 0usize..100_000, chunk in 1usize..5000, rank: prop::sample::Index) {
-            let rank = rank.index(size);
-            let schedule = Schedule::new(rank, size, count, chunk);
-            let right = Schedule::new((rank + 1) % size, size, count, chunk);
-            let sends: Vec<Chunk> = schedule.sends().collect();
-            prop_assert_eq!(&sends, &right.receives().collect::<Vec<_>>());
-            prop_assert_eq!(sends.len(), schedule.sent_chunks());
-            prop_assert_eq!(right.receives().count(), right.received_chunks());
-            // What is sent is what was received `head_start` messages ago.
-            let forwarded = sends.iter().skip(schedule.head_start()).map(|c| &c.elements);
-            let received: Vec<Chunk> = schedule.receives().collect();
-            prop_assert!(forwarded.eq(received[..sends.len() - schedule.head_start()].iter().map(|c| &c.elements)));
+    /// The rank at a place.
+    pub(crate) fn rank(&self, index: usize) -> u32 {
+        match *self {
+            Team::All { size, first, .. } => ((index + first) % size) as u32,
+            Team::Some { ranks, .. } => ranks[index],
         }
+    }
+}
 
-        /// Segments and the chunks of each phase cover the elements, without overlap.
-        #[test]
-        fn ranges_cover(size in 1usize..=64, count in 0usize..100_000, chunk in 1usize..5000, rank: prop::sample::Index) {
-            let schedule = Schedule::new(rank.index(size), size, count, chunk);
-            let mut end = 0;
-            for index in 0..size {
-                let segment = schedule.segment(index);
-                prop_assert_eq!(segment.start, end);
-                prop_assert!((count / size..=count.div_ceil(size)).contains(&segment.len()));
-                end = segment.end;
+/// How elements are divided into blocks, one for each member of a team.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Blocks<'a> {
+    /// `range` cut into `parts` blocks that differ by one element at most, the longer ones first.
+    Cut { start: usize, len: usize, parts: usize },
+    /// Blocks of `len` elements, one after the other.
+    Equal { len: usize },
+    /// So many elements each, one after the other: the ends of the blocks, that of block 0 first.
+    Ends(&'a [usize]),
+}
+
+impl Blocks<'_> {
+    /// The elements of a block; of a block behind the last one none.
+    pub(crate) fn block(&self, index: usize) -> Range<usize> {
+        match *self {
+            Blocks::Cut { start, len, parts } => {
+                let (short, longer) = (len / parts, len % parts);
+                let from = |index: usize| start + index * short + index.min(longer);
+                from(index)..from(index + 1)
             }
-            prop_assert_eq!(end, count);
-            for phase in [Phase::ReduceScatter, Phase::AllGather] {
-                let mut ranges: Vec<Range<usize>> =
-                    schedule.sends().filter(|c| c.phase == phase).map(|c| c.elements).collect();
-                prop_assert!(ranges.iter().all(|r| !r.is_empty() && r.len() <= chunk));
-                ranges.sort_by_key(|r| r.start);
-                prop_assert!(ranges.windows(2).all(|w| w[0].end <= w[1].start));
-                // All but the one segment that stays, or has come already.
-                let sent: usize = ranges.iter().map(|r| r.len()).sum();
-                let kept = match phase {
-                    Phase::ReduceScatter => schedule.segment((rank.index(size) + 1) % size),
-                    Phase::AllGather => schedule.segment((rank.index(size) + 2) % size),
-                };
-                prop_assert_eq!(sent, if size == 1 { 0 } else { count - kept.len() });
+            Blocks::Equal { len } => index * len..(index + 1) * len,
+            Blocks::Ends(ends) => {
+                let start = index.checked_sub(1).map_or(0, |before| ends[before]);
+                start..ends[index]
             }
         }
     }
+
+    /// The elements of blocks `blocks`.
+    pub(crate) fn blocks(&self, blocks: Range<usize>) -> Range<usize> {
+        if blocks.is_empty() {
+            return 0..0;
+        }
+        self.block(blocks.start).start..self.block(blocks.end - 1).end
+    }
+}
+
+/// The parts of `range`, `chunk` elements each but for the last.
+pub(crate) fn chunks(range: Range<usize>, chunk: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(chunk).map(move |start| start..end.min(start.saturating_add(chunk)))
 }
