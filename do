@@ -15,7 +15,8 @@ usage: ./do JOB [ARGUMENT...]
                      --bench wire [-- --driver af_xdp,memif,udp --only LINE,... --quick --rounds N
                      --json FILE --svg FILE], the whole system beside its ceiling and its rivals;
                      --bench instructions [-- --update], the guard of CI;
-                     --bench engine | loss | queue_pairs | flood | idle | pacing | rnic | device [-- --json FILE]; icrc | frame
+                     --bench engine | loss | queue_pairs | flood | idle | pacing | rnic | device | reduction [-- --json FILE];
+                     icrc | frame
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied

@@ -55,6 +55,15 @@ pub const MAX_PIECES: usize = 33;
 /// Copies or reductions of one queue that are under way at once.
 pub const QUEUE_DEPTH: usize = 64;
 
+/// What devices compute with. Of other types a copy is reduced by the processor ([`reduction`](crate::reduction)).
+pub const DATA_TYPES: [DataType; 6] =
+    [DataType::F32, DataType::I32, DataType::F64, DataType::I64, DataType::F16, DataType::Bf16];
+
+/// Whether devices compute with this type. One without double precision still refuses f64.
+pub fn supports(data_type: DataType) -> bool {
+    DATA_TYPES.contains(&data_type)
+}
+
 /// A GPU. Threads and contexts share one.
 pub trait Device: fmt::Debug + Send + Sync {
     /// As it is named: `opencl:0`.
@@ -164,7 +173,8 @@ pub trait Reducer: Tickets {
     /// `target[i] = target[i] ⊕ source[i]`, with the same bits as [`reduction::reduce`](crate::reduction::reduce) has.
     ///
     /// # Errors
-    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with;
+    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with
+    /// ([`supports`]);
     /// [`GpuError::Unaligned`]; [`GpuError::Call`].
     ///
     /// Pieces that overlap, and are not the same, have any result.
@@ -258,7 +268,7 @@ fn choices(library: &str, count: usize) -> String {
     }
 }
 
-/// What every reducer refuses.
+/// What every reducer refuses: a type that no kernel has, and elements that are not aligned.
 ///
 /// # Panics
 /// If the pieces are not equally long.
@@ -269,6 +279,14 @@ fn check_elements(
     source: &Piece<'_>,
 ) -> Result<(), GpuError> {
     assert_eq!(target.len(), source.len(), "a reduction of pieces that are not equally long");
+    if !supports(data_type) {
+        let valid = DATA_TYPES.map(|data_type| data_type.to_string()).join(", ");
+        return Err(GpuError::Unsupported {
+            device: device.to_owned(),
+            what: format!("reductions of {data_type}"),
+            reason: format!("devices compute with {valid}; reduce a copy of others on the host"),
+        });
+    }
     let size = data_type.size();
     let offsets = [target.offset(), source.offset(), target.len() as u64];
     match offsets.into_iter().find(|offset| !offset.is_multiple_of(size as u64)) {

@@ -1,274 +1,175 @@
-//! Reductions: `target[i] = target[i] ⊕ source[i]`, over bytes in the byte order of the machine.
+//! Reductions: `target[i] = source0[i] ⊕ source1[i] ⊕ …`, over bytes in the byte order of the machine.
 //!
-//! [`reduce`] is the processor's, and says what the bits are: a GPU's ([`gpu::Reducer`](crate::gpu::Reducer)) has the same.
+//! A [`Reduction`] works on [`Span`]s, because memory may be mapped by other processes that write it at any time. The result may go
+//! to several targets, and a target may be one of the sources:
 //!
 //! ```
-//! use ferroce_driver::reduction::{DataType, ReduceOp, reduce};
+//! use ferroce_driver::memory::SpanMut;
+//! use ferroce_driver::reduction::{DataType, ReduceOp, Reduction};
 //!
-//! let mut target = 3_i32.to_ne_bytes();
-//! reduce(DataType::I32, ReduceOp::Product, &mut target, &(-5_i32).to_ne_bytes());
-//! assert_eq!(i32::from_ne_bytes(target), -15);
+//! let mut own = [1.0_f32, 2.0].map(f32::to_ne_bytes);
+//! let theirs = [3.0_f32, 4.0].map(f32::to_ne_bytes);
+//! let own: SpanMut = own.as_flattened_mut().into();
+//! let mean = Reduction::new(DataType::F32, ReduceOp::Sum).divide_by(2);
+//! mean.apply(&[own], &[own.as_span(), theirs.as_flattened().into()]);
+//!
+//! let mut means = [0; 8];
+//! own.as_span().copy_to(&mut means);
+//! assert_eq!(means, *[2.0_f32, 3.0].map(f32::to_ne_bytes).as_flattened());
 //! ```
+//!
+//! [`reduce`] is the same of two slices. A GPU's ([`gpu::Reducer`](crate::gpu::Reducer)) has the same bits, of the types that
+//! [it computes with](crate::gpu::supports). [`scale`] multiplies by a factor.
+//!
+//! # Arithmetic
+//!
+//! | type | sum, product | divided by n |
+//! |---|---|---|
+//! | signed integers | wrap | rounded towards zero |
+//! | unsigned integers | wrap | rounded down |
+//! | f32, f64 | IEEE 754, rounded to the nearest at each step | by n in the same type |
+//! | f16, bf16, f8e4m3, f8e5m2 | in f32 over all sources of the call; the result is rounded once | in f32, before that |
+//!
+//! Rounded is to the nearest, ties to even. What is too great for a type becomes infinite, in f8e4m3 a NaN. Where a sum, a product
+//! or a quotient is not a number, its sign and payload are anybody's choice.
+//!
+//! [`Min`](ReduceOp::Min) and [`Max`](ReduceOp::Max) give one of the elements as it is, a NaN if one is; but a NaN of a small
+//! float may be made quiet. Of zeros of both signs, which are equal, it is the first.
+//!
+//! The bits are the same whichever source a target is, however many targets there are, wherever an element lies, and on every
+//! processor.
 
-use std::fmt;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+mod data_type;
+mod element;
+mod error;
+mod kernel;
+mod processor;
+mod small_float;
 
-use half::{bf16, f16};
+use std::ops::RangeInclusive;
 
-/// The type of the elements, in the byte order of the machine.
+use crate::memory::{Span, SpanMut};
+use kernel::Job;
+use processor::Processor;
+
+pub use data_type::{DataType, ReduceOp};
+pub use error::Error;
+
+/// The most sources, and the most targets, of a [`Reduction`].
+pub const MAX_SPANS: usize = 64;
+
+/// What is made of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
+#[must_use]
 #[non_exhaustive]
-pub enum DataType {
-    /// IEEE 754 binary32.
-    F32 = 1,
-    /// Two's complement, 32 bits. Sums and products wrap.
-    I32 = 2,
-    /// IEEE 754 binary64.
-    F64 = 3,
-    /// Two's complement, 64 bits. Sums and products wrap.
-    I64 = 4,
-    /// IEEE 754 binary16. Computed with as f32, and rounded to the nearest, ties to even.
-    F16 = 5,
-    /// bfloat16: the upper half of an f32. Computed with as f32, and rounded to the nearest, ties to even.
-    Bf16 = 6,
+pub struct Reduction {
+    /// Of all elements.
+    pub data_type: DataType,
+    /// What is made of two.
+    pub op: ReduceOp,
+    /// What the result is divided by, if by anything.
+    pub divide_by: Option<u32>,
 }
 
-impl DataType {
-    /// All of them.
-    pub const ALL: [DataType; 6] =
-        [DataType::F32, DataType::I32, DataType::F64, DataType::I64, DataType::F16, DataType::Bf16];
+impl Reduction {
+    /// The operation alone.
+    pub const fn new(data_type: DataType, op: ReduceOp) -> Reduction {
+        Reduction { data_type, op, divide_by: None }
+    }
 
-    /// Bytes of an element.
-    pub const fn size(self) -> usize {
-        match self {
-            DataType::F16 | DataType::Bf16 => 2,
-            DataType::F32 | DataType::I32 => 4,
-            DataType::F64 | DataType::I64 => 8,
+    /// Divides what comes of all sources by a number from 1 on. By default it is not divided.
+    pub fn divide_by(mut self, divide_by: impl Into<Option<u32>>) -> Reduction {
+        self.divide_by = divide_by.into();
+        self
+    }
+
+    /// Reduces all sources, in their order from left to right, and stores the result in each target.
+    ///
+    /// A target may be the same memory as any of the sources. If it overlaps with one that is not the same, or somebody writes
+    /// a source meanwhile, elements have any value there. No alignment is asked for.
+    ///
+    /// # Panics
+    /// If there is no source or no target, or more than [`MAX_SPANS`]; if they are not equally long, or hold no whole elements;
+    /// if it divides by 0.
+    pub fn apply(self, targets: &[SpanMut<'_>], sources: &[Span<'_>]) {
+        let job = Job::new(targets, sources, self.divide_by);
+        assert!(
+            targets.len() <= MAX_SPANS && sources.len() <= MAX_SPANS,
+            "{} sources and {} targets of a reduction, of which there are {MAX_SPANS} at most",
+            sources.len(),
+            targets.len()
+        );
+        check_len(self.data_type, sources[0].len());
+        assert_ne!(self.divide_by, Some(0), "a reduction divides by a number from 1 on");
+        match (sources, self.divide_by) {
+            ([source], None) => targets.iter().for_each(|target| target.copy_from(*source)),
+            _ => Processor::get().reduce(self.data_type, self.op, job),
         }
     }
 }
 
-impl fmt::Display for DataType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DataType::F32 => "f32",
-            DataType::I32 => "i32",
-            DataType::F64 => "f64",
-            DataType::I64 => "i64",
-            DataType::F16 => "f16",
-            DataType::Bf16 => "bf16",
-        })
-    }
-}
-
-/// What is made of two elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum ReduceOp {
-    /// Their sum.
-    Sum = 1,
-    /// Their product.
-    Product = 2,
-    /// The source if it is less than the target, or is not a number; else the target.
-    Min = 3,
-    /// The source if it is greater than the target, or is not a number; else the target.
-    Max = 4,
-}
-
-impl ReduceOp {
-    /// All of them.
-    pub const ALL: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Product => "product",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-        })
-    }
-}
-
-/// Reduces `source` into `target`, which are equally long and hold whole elements: what an all-reduce does with a chunk.
+/// Reduces `source` into `target`: what an all-reduce does with a chunk. As [`Reduction::apply`].
 ///
-/// Floating-point sums and products are those of IEEE 754, rounded to the nearest. Where one is not a number, its sign and payload
-/// are anybody's choice. [`Min`](ReduceOp::Min) and [`Max`](ReduceOp::Max) give one of the two elements as it is, a NaN if one is.
-///
-/// No alignment is asked for: memory that somebody else allocated may start anywhere, and on the
-/// machines of interest unaligned vector loads cost nothing.
+/// # Panics
+/// If they are not equally long, or hold no whole elements.
 pub fn reduce(data_type: DataType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
-    debug_assert_eq!(target.len(), source.len());
+    let target = SpanMut::from(target);
+    Reduction::new(data_type, op).apply(&[target], &[target.as_span(), source.into()]);
+}
+
+/// `target[i] = source[i] * factor`. The target may be the same memory as the source.
+///
+/// Floats are multiplied by the nearest f32 of the factor, and in f32; f64 in f64. The product is rounded once to the type. An
+/// integer's product wraps; a factor that [`check_factor`] refuses is rounded towards zero, and to the nearest that the type has.
+///
+/// # Panics
+/// If they are not equally long, or hold no whole elements.
+pub fn scale(data_type: DataType, target: SpanMut<'_>, source: Span<'_>, factor: f64) {
+    assert_eq!(target.len(), source.len(), "spans that are not equally long");
+    check_len(data_type, target.len());
+    Processor::get().scale(data_type, target, source, factor);
+}
+
+/// Whether elements can be multiplied by this factor: floats by any, integers by those of their type.
+///
+/// # Errors
+/// [`Error::Factor`].
+pub fn check_factor(data_type: DataType, factor: f64) -> Result<(), Error> {
+    let Some(range) = integers(data_type) else { return Ok(()) };
+    // Exact: an f64 that is whole and not in an i128 is far outside.
+    if factor.fract() == 0.0 && range.contains(&(factor as i128)) {
+        return Ok(());
+    }
+    Err(Error::Factor { factor, data_type, range })
+}
+
+/// The level of the processor's instructions that reductions use: `avx2`, `portable`.
+pub fn processor() -> &'static str {
+    Processor::get().name()
+}
+
+/// The range of a type of integers.
+fn integers(data_type: DataType) -> Option<RangeInclusive<i128>> {
+    let bits = 8 * data_type.size() as u32;
     match data_type {
-        DataType::F32 => by_type(op, target, source, f32::from_ne_bytes, f32::to_ne_bytes),
-        DataType::F64 => by_type(op, target, source, f64::from_ne_bytes, f64::to_ne_bytes),
-        DataType::I32 => by_type(op, target, source, i32::from_ne_bytes, i32::to_ne_bytes),
-        DataType::I64 => by_type(op, target, source, i64::from_ne_bytes, i64::to_ne_bytes),
-        DataType::F16 => by_type(op, target, source, f16::from_ne_bytes, f16::to_ne_bytes),
-        DataType::Bf16 => by_type(op, target, source, bf16::from_ne_bytes, bf16::to_ne_bytes),
-    }
-}
-
-/// What reductions need of an element.
-trait Element: Copy + PartialOrd {
-    fn plus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-
-    /// As `fmin` is not: a NaN stays one, and the bits are those of one of both.
-    fn lesser(self, other: Self) -> Self {
-        if other < self || is_unordered(other) { other } else { self }
-    }
-
-    fn greater(self, other: Self) -> Self {
-        if other > self || is_unordered(other) { other } else { self }
-    }
-}
-
-fn is_unordered<T: PartialOrd>(value: T) -> bool {
-    value.partial_cmp(&value).is_none()
-}
-
-macro_rules! elements {
-    ($($type:ty: $plus:expr, $times:expr;)*) => {$(
-        impl Element for $type {
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                $plus(self, other)
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                $times(self, other)
-            }
+        DataType::I8 | DataType::I16 | DataType::I32 | DataType::I64 => {
+            Some(-(1 << (bits - 1))..=(1 << (bits - 1)) - 1)
         }
-    )*};
-}
-
-elements! {
-    f32: |a, b| a + b, |a, b| a * b;
-    f64: |a, b| a + b, |a, b| a * b;
-    i32: i32::wrapping_add, i32::wrapping_mul;
-    i64: i64::wrapping_add, i64::wrapping_mul;
-    f16: |a: f16, b: f16| f16::from_f32(a.to_f32() + b.to_f32()), |a: f16, b: f16| f16::from_f32(a.to_f32() * b.to_f32());
-    bf16: |a: bf16, b: bf16| bf16::from_f32(a.to_f32() + b.to_f32()), |a: bf16, b: bf16| bf16::from_f32(a.to_f32() * b.to_f32());
-}
-
-#[inline(always)]
-fn by_type<const N: usize, T: Element>(
-    op: ReduceOp,
-    target: &mut [u8],
-    source: &[u8],
-    from: impl Fn([u8; N]) -> T,
-    to: impl Fn(T) -> [u8; N],
-) {
-    match op {
-        ReduceOp::Sum => combine(target, source, |a, b| to(from(a).plus(from(b)))),
-        ReduceOp::Product => combine(target, source, |a, b| to(from(a).times(from(b)))),
-        ReduceOp::Min => combine(target, source, |a, b| to(from(a).lesser(from(b)))),
-        ReduceOp::Max => combine(target, source, |a, b| to(from(a).greater(from(b)))),
+        DataType::U8 | DataType::U16 | DataType::U32 | DataType::U64 => Some(0..=(1 << bits) - 1),
+        DataType::F16
+        | DataType::Bf16
+        | DataType::F8E4M3
+        | DataType::F8E5M2
+        | DataType::F32
+        | DataType::F64 => None,
     }
 }
 
-#[inline(always)]
-fn combine<const N: usize>(target: &mut [u8], source: &[u8], op: impl Fn([u8; N], [u8; N]) -> [u8; N]) {
-    let (target, _) = target.as_chunks_mut::<N>();
-    let (source, _) = source.as_chunks::<N>();
-    for (target, source) in target.iter_mut().zip(source) {
-        *target = op(*target, *source);
-    }
+fn check_len(data_type: DataType, len: usize) {
+    assert!(len.is_multiple_of(data_type.size()), "{len} bytes hold no whole elements of type {data_type}");
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn bytes<const N: usize, T>(values: &[T], to: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
-        values.iter().flat_map(to).collect()
-    }
-
-    proptest! {
-        #[test]
-        fn i32_sums_wrap(pairs in prop::collection::vec(any::<(i32, i32)>(), 0..300), skew in 0usize..4) {
-            let (a, b): (Vec<i32>, Vec<i32>) = pairs.into_iter().unzip();
-            // `skew` bytes in front: neither operand is aligned.
-            let mut target = [vec![0; skew], bytes(&a, |v| v.to_ne_bytes())].concat();
-            let source = [vec![0; skew + 1], bytes(&b, |v| v.to_ne_bytes())].concat();
-            reduce(DataType::I32, ReduceOp::Sum, &mut target[skew..], &source[skew + 1..]);
-            let sums: Vec<i32> = a.iter().zip(&b).map(|(a, b)| a.wrapping_add(*b)).collect();
-            prop_assert_eq!(&target[skew..], bytes(&sums, |v| v.to_ne_bytes()));
-        }
-
-        #[test]
-        fn f32_sums_are_those_of_ieee(pairs in prop::collection::vec(any::<(f32, f32)>(), 0..300)) {
-            let (a, b): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
-            let mut target = bytes(&a, |v| v.to_ne_bytes());
-            reduce(DataType::F32, ReduceOp::Sum, &mut target, &bytes(&b, |v| v.to_ne_bytes()));
-            for ((a, b), got) in a.iter().zip(&b).zip(target.as_chunks::<4>().0) {
-                prop_assert_eq!((a + b).to_bits(), f32::from_ne_bytes(*got).to_bits());
-            }
-        }
-    }
-
-    /// One pair, of any type.
-    fn one<const N: usize>(data_type: DataType, op: ReduceOp, a: [u8; N], b: [u8; N]) -> [u8; N] {
-        assert_eq!(data_type.size(), N);
-        let mut target = a;
-        reduce(data_type, op, &mut target, &b);
-        target
-    }
-
-    #[test]
-    fn each_operation_of_each_type() {
-        use {DataType as T, ReduceOp as Op};
-        let i64s = |op, a: i64, b: i64| i64::from_ne_bytes(one(T::I64, op, a.to_ne_bytes(), b.to_ne_bytes()));
-        assert_eq!(
-            [Op::Sum, Op::Product, Op::Min, Op::Max].map(|op| i64s(op, i64::MAX, 2)),
-            [i64::MIN + 1, -2, 2, i64::MAX]
-        );
-        let i32s = |op, a: i32, b: i32| i32::from_ne_bytes(one(T::I32, op, a.to_ne_bytes(), b.to_ne_bytes()));
-        assert_eq!(ReduceOp::ALL.map(|op| i32s(op, i32::MIN, 3)), [i32::MIN + 3, i32::MIN, i32::MIN, 3]);
-        let f64s = |op, a: f64, b: f64| f64::from_ne_bytes(one(T::F64, op, a.to_ne_bytes(), b.to_ne_bytes()));
-        assert_eq!(ReduceOp::ALL.map(|op| f64s(op, 1.5, -4.0)), [-2.5, -6.0, -4.0, 1.5]);
-        let f16s = |op, a: f32, b: f32| {
-            let [a, b] = [a, b].map(|value| f16::from_f32(value).to_ne_bytes());
-            f16::from_ne_bytes(one(T::F16, op, a, b)).to_f32()
-        };
-        // 2048 + 1 is a tie, and even is below; 65504 is the largest.
-        assert_eq!(ReduceOp::ALL.map(|op| f16s(op, 2048.0, 1.0)), [2048.0, 2048.0, 1.0, 2048.0]);
-        assert_eq!([f16s(Op::Sum, 2048.0, 3.0), f16s(Op::Sum, 65504.0, 65504.0)], [2052.0, f32::INFINITY]);
-        let bf16s = |op, a: f32, b: f32| {
-            let [a, b] = [a, b].map(|value| bf16::from_f32(value).to_ne_bytes());
-            bf16::from_ne_bytes(one(T::Bf16, op, a, b)).to_f32()
-        };
-        assert_eq!(ReduceOp::ALL.map(|op| bf16s(op, 256.0, 3.0)), [260.0, 768.0, 3.0, 256.0]);
-    }
-
-    #[test]
-    fn the_lesser_of_a_number_and_none_is_none() {
-        let nan = f32::from_bits(0x7fc0_1234);
-        for op in [ReduceOp::Min, ReduceOp::Max] {
-            for (a, b) in [(nan, 1.0), (1.0, nan)] {
-                let got = one(DataType::F32, op, a.to_ne_bytes(), b.to_ne_bytes());
-                assert_eq!(got, nan.to_ne_bytes());
-            }
-            // Neither zero is less.
-            assert_eq!(
-                one(DataType::F32, op, (-0.0_f32).to_ne_bytes(), 0.0_f32.to_ne_bytes()),
-                (-0.0_f32).to_ne_bytes()
-            );
-        }
-    }
-
-    #[test]
-    fn nothing_outside_is_touched() {
-        let mut target = [0x7f; 12];
-        reduce(DataType::I32, ReduceOp::Sum, &mut target[4..8], &[1, 0, 0, 0]);
-        assert_eq!(target[..4], [0x7f; 4]);
-        assert_eq!(target[8..], [0x7f; 4]);
-        assert_ne!(target[4..8], [0x7f; 4]);
-    }
-}
+mod tests;

@@ -54,6 +54,15 @@ impl<'a> Span<'a> {
         unsafe { (Span::new(self.base, at), Span::new(self.base.add(at), self.len - at)) }
     }
 
+    /// The `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline(always)]
+    pub fn part(self, offset: usize, len: usize) -> Span<'a> {
+        self.split_at(offset).1.split_at(len).0
+    }
+
     /// The first `N` bytes.
     #[inline(always)]
     pub(crate) fn first<const N: usize>(self) -> Option<[u8; N]> {
@@ -113,7 +122,8 @@ pub struct SpanMut<'a> {
 
 impl<'a> SpanMut<'a> {
     /// # Safety
-    /// `len` bytes at `base` are valid for writes for the life `'a`, and nobody of this process has a reference to them.
+    /// `len` initialised bytes at `base` are valid for reads and writes for the life `'a`, and nobody of this process has a
+    /// reference to them.
     #[inline(always)]
     pub(crate) unsafe fn new(base: NonNull<u8>, len: usize) -> SpanMut<'a> {
         SpanMut { base, len, life: PhantomData }
@@ -146,6 +156,22 @@ impl<'a> SpanMut<'a> {
         assert!(at <= self.len, "{at} bytes of {}", self.len);
         // SAFETY: both are parts of the span.
         unsafe { (SpanMut::new(self.base, at), SpanMut::new(self.base.add(at), self.len - at)) }
+    }
+
+    /// The `len` bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline(always)]
+    pub fn part(self, offset: usize, len: usize) -> SpanMut<'a> {
+        self.split_at(offset).1.split_at(len).0
+    }
+
+    /// The same bytes, to copy from.
+    #[inline(always)]
+    pub fn as_span(self) -> Span<'a> {
+        // SAFETY: a span to copy to is valid for reads as well, and initialised.
+        unsafe { Span::new(self.base, self.len) }
     }
 
     /// Copies `from` there.

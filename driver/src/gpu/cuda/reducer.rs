@@ -13,7 +13,7 @@ use super::context::{Current, Stream};
 use super::library::Functions;
 use super::under_way::UnderWay;
 use crate::Nanos;
-use crate::gpu::{Failed, GpuError, MAX_PIECES, Reducer, Span, Ticket, Tickets, check_elements};
+use crate::gpu::{DATA_TYPES, Failed, GpuError, MAX_PIECES, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
 use crate::reduction::{DataType, ReduceOp};
 
@@ -43,7 +43,7 @@ unsafe impl Send for KernelQueue {}
 impl KernelQueue {
     pub(super) fn new(cuda: Arc<Cuda>) -> Result<KernelQueue, GpuError> {
         cuda.module()?;
-        let kernels = Vec::with_capacity(DataType::ALL.len() * ReduceOp::ALL.len());
+        let kernels = Vec::with_capacity(DATA_TYPES.len() * ReduceOp::ALL.len());
         Ok(KernelQueue {
             reductions: UnderWay::new(&cuda)?,
             stream: Stream::new(&cuda.context)?,

@@ -14,7 +14,7 @@ use super::buffer::Buffer;
 use super::object::{Kind, Object};
 use super::queue::{UnderWay, done, end};
 use crate::Nanos;
-use crate::gpu::{Failed, GpuError, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_elements};
+use crate::gpu::{DATA_TYPES, Failed, GpuError, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_elements};
 use crate::memory::Piece;
 use crate::reduction::{DataType, ReduceOp};
 
@@ -34,7 +34,7 @@ impl KernelQueue {
     pub(super) fn new(opencl: Arc<OpenCl>) -> Result<KernelQueue, GpuError> {
         opencl.program()?;
         let commands = opencl.commands_in_order()?;
-        let kernels = Vec::with_capacity(DataType::ALL.len() * ReduceOp::ALL.len());
+        let kernels = Vec::with_capacity(DATA_TYPES.len() * ReduceOp::ALL.len());
         let reductions = VecDeque::with_capacity(QUEUE_DEPTH);
         Ok(KernelQueue { opencl, commands, kernels, reductions, last: Ticket::NONE })
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::MemoryKind;
+use crate::gpu::{self, DATA_TYPES};
 use crate::gpu::tests::{bytes_of, filled, piece};
 
 const LATER: Nanos = Nanos(1_000_000_000);
@@ -130,7 +131,7 @@ fn reductions_are_those_of_the_processor() {
         bytes
     };
     let mut reducer = device.reducer().unwrap();
-    for data_type in DataType::ALL {
+    for data_type in DATA_TYPES {
         for op in ReduceOp::ALL {
             let (mut a, b, c) = (draw(), draw(), draw());
             let [target, first, second] = [&a, &b, &c].map(|bytes| filled(&*device, bytes));
@@ -155,7 +156,20 @@ fn reductions_are_those_of_the_processor() {
         refused(piece(0, 16), piece(20, 16)),
         "strict:0: elements of 8 bytes begin at byte 20 of its memory: a multiple of 8 is needed"
     );
+    for data_type in DataType::ALL.into_iter().filter(|data_type| !gpu::supports(*data_type)) {
+        let refusal = reducer.reduce(LATER, (data_type, ReduceOp::Sum), piece(0, 16), piece(16, 16));
+        assert_eq!(
+            refusal.unwrap_err().to_string(),
+            format!(
+                "strict:0: reductions of {data_type}: devices compute with f32, i32, f64, i64, f16, bf16; \
+                 reduce a copy of others on the host"
+            )
+        );
+    }
     device.lose();
+    let mut refused = |target, source| {
+        reducer.reduce(LATER, (DataType::F64, ReduceOp::Sum), target, source).unwrap_err().to_string()
+    };
     assert!(refused(piece(0, 16), piece(24, 16)).contains("the device is lost"));
 }
 
