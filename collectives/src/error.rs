@@ -3,7 +3,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ferroce::WcStatus;
 use ferroce::driver::gpu::GpuError;
 
 /// Why a communicator could not be made, or a collective did not finish.
@@ -90,84 +89,21 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// Ranks called different collectives, or the same with different arguments.
-    #[error(
-        "rank {rank} and rank {peer} call different collectives: {what} is {ours} here and {theirs} there"
-    )]
-    Mismatch {
-        /// This rank.
-        rank: u32,
-        /// Its neighbour.
-        peer: u32,
-        /// What differs.
-        what: &'static str,
-        /// Here.
-        ours: String,
-        /// There.
-        theirs: String,
-    },
-    /// The connection to a neighbour failed: its process is gone, the network between is, or it
-    /// did not poll for longer than the retries last.
-    #[error(
-        "rank {rank}: the connection to rank {peer} failed with {status:?} (it is gone, or computed for longer than \
-         {budget:?} without a call: Options::ack_timeout and retry_count)"
-    )]
-    Neighbour {
-        /// This rank.
-        rank: u32,
-        /// Its neighbour.
-        peer: u32,
-        /// How the work request ended.
-        status: WcStatus,
-        /// For how long a lost packet is sent again.
-        budget: Duration,
-    },
-    /// A neighbour sent what the ring does not provide for.
-    #[error("rank {rank}: rank {peer} broke the protocol: {problem}")]
-    Protocol {
-        /// This rank.
-        rank: u32,
-        /// Its neighbour.
-        peer: u32,
-        /// What it did.
-        problem: String,
-    },
-    /// Another rank gave up and said so.
-    #[error("rank {rank}: rank {origin} failed first, as rank {peer} says")]
-    Aborted {
-        /// This rank.
-        rank: u32,
-        /// The rank that failed first.
-        origin: u32,
-        /// The neighbour that passed it on.
-        peer: u32,
-    },
-    /// All neighbours answer, and yet nothing has moved.
-    #[error(
-        "rank {rank}: nothing has moved for {waited:?}: {received} of {expected} chunks received, {sent} sent, of call \
-         {call}; a rank has not called"
-    )]
-    Stalled {
-        /// This rank.
-        rank: u32,
-        /// For how long.
-        waited: Duration,
-        /// Chunks received in this call.
-        received: u64,
-        /// Chunks to be received in this call, and to be sent.
-        expected: u64,
-        /// Chunks sent in this call.
-        sent: u64,
-        /// The call's number, from 0.
-        call: u32,
-    },
-    /// A collective failed before; the communicator is of no use any more.
-    #[error("rank {rank}: this communicator has failed before: {reason}")]
+    /// An operation has failed, and the communicator is of no use any more.
+    #[error("rank {rank}, {operation}: {cause}")]
     Failed {
         /// This rank.
         rank: u32,
-        /// The first error.
-        reason: String,
+        /// Its operation, in words: `call 3, all_reduce of 1000 f32 (sum) by ring`.
+        operation: String,
+        /// Why.
+        cause: Cause,
+    },
+    /// The handle of a communicator or request that is not there, or not any more.
+    #[error("{what}: no such handle here, or not any more")]
+    InvalidHandle {
+        /// `communicator`, `request` or `buffer`.
+        what: &'static str,
     },
     /// A verb was refused.
     #[error(transparent)]
@@ -183,6 +119,73 @@ pub enum Error {
         /// The system's word.
         source: io::Error,
     },
+}
+
+/// Why an operation has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Ranks called different operations, or the same with different arguments.
+    #[error("ranks call different operations: rank {peer} has {theirs}; here it is {ours}")]
+    Mismatch {
+        /// The other rank.
+        peer: u32,
+        /// What this rank called, in words.
+        ours: String,
+        /// What the other one did.
+        theirs: String,
+    },
+    /// A rank is gone: its process, its host or the network between, or it has not polled for longer than the retries last.
+    #[error("rank {peer} is gone: {how}")]
+    Lost {
+        /// Which.
+        peer: u32,
+        /// How that was noticed.
+        how: String,
+    },
+    /// Another rank has given up and said so.
+    #[error("rank {origin} gave up first: {reason}")]
+    Aborted {
+        /// Which.
+        origin: u32,
+        /// The rank that it says is gone.
+        lost: Option<u32>,
+        /// What it says.
+        reason: String,
+    },
+    /// All ranks answer, and yet nothing has moved.
+    #[error("nothing has moved for {waited:?}, though all answer: {waits_for}")]
+    Stalled {
+        /// For how long.
+        waited: Duration,
+        /// Which ranks it waits for, and what they say.
+        waits_for: String,
+    },
+    /// A rank sent what it may not.
+    #[error("rank {peer} broke the protocol: {problem}")]
+    Protocol {
+        /// Which.
+        peer: u32,
+        /// What it did.
+        problem: String,
+    },
+    /// This rank can't go on.
+    #[error("{problem}")]
+    Local {
+        /// Why.
+        problem: String,
+    },
+}
+
+impl Cause {
+    /// The rank that is gone, if one is.
+    pub fn lost(&self) -> Option<u32> {
+        match self {
+            Cause::Lost { peer, .. } => Some(*peer),
+            Cause::Aborted { lost, .. } => *lost,
+            _ => None,
+        }
+    }
 }
 
 impl Error {

@@ -103,23 +103,29 @@
 //! reason, and the communicator is of no use after that: make another one.
 #![forbid(unsafe_code)]
 
-mod all_reduce;
 mod bootstrap;
-mod communicator;
+mod card;
+mod channel;
+mod collectives;
+mod compute;
+mod control;
 mod error;
+mod execution;
+mod group;
+mod memory;
 mod operation;
 mod options;
 mod rendezvous;
-mod ring;
 mod schedule;
-mod schedule_old;
+mod slab;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};
-pub use communicator::{Buffer, Communicator};
-pub use error::Error;
+pub use card::Card;
+pub use collectives::{Buffer, Collectives, Communicator, Request};
+pub use error::{Cause, Error};
 pub use ferroce;
-pub use ferroce::driver::reduction::{DataType, ReduceOp, reduce};
-pub use operation::Kind;
+pub use ferroce::driver::reduction::{DataType, ReduceOp};
+pub use operation::{At, Kind, Operation, Reduction};
 pub use options::Options;
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;

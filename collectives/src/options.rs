@@ -3,9 +3,9 @@ use std::time::Duration;
 use ferroce::{Idle, PathMtu, Psn, ReadyToSend};
 
 use crate::Error;
+use crate::schedule::Algorithm;
 
-/// How a communicator works. All ranks must have the same `chunk_bytes` and `chunks_in_flight`;
-/// the rendezvous checks it.
+/// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes` and `algorithm`, which is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -17,11 +17,17 @@ pub struct Options {
     pub gid_index: Option<usize>,
     /// DSCP and ECN of what this rank sends, the whole byte.
     pub traffic_class: u8,
-    /// Bytes of a chunk, the unit of the pipeline: a multiple of 4, at least 4, at most 2²⁴.
+    /// Bytes of a chunk, what long operations are cut into: a multiple of 8, 1 KiB to 16 MiB. A rank has memory for four to
+    /// eight of them for each other rank from which it reduces long operations.
     pub chunk_bytes: u32,
-    /// Chunks that a rank may send before its neighbour says that it has taken them: a power of
-    /// two, 2 to 4096. The staging memory of a rank is the product of both.
-    pub chunks_in_flight: u32,
+    /// Messages of so many bytes of elements are copied and sent at once; for longer ones the receiver says first where they go.
+    /// 64 B to 64 KiB. A rank has memory for eight of them, twice, for each other rank that it exchanges messages with.
+    pub eager_bytes: u32,
+    /// The algorithm of operations that have it; `None` leaves the choice to the communicator.
+    pub algorithm: Option<Algorithm>,
+    /// What only ranks of this host have too; `None` takes what the kernel has drawn at its start. For ranks of a simulated
+    /// fabric.
+    pub host: Option<u128>,
     /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ.
     ///
     /// A peer answers while it polls, and where ranks outnumber cores its thread may be off the
@@ -49,8 +55,10 @@ impl Default for Options {
             path_mtu: None,
             gid_index: None,
             traffic_class: 0,
-            chunk_bytes: 64 << 10,
-            chunks_in_flight: 32,
+            chunk_bytes: (256 << 10) - 64,
+            eager_bytes: 16 << 10,
+            algorithm: None,
+            host: None,
             ack_timeout: Duration::from_millis(500),
             retry_count: 7,
             idle: Idle::default(),
@@ -76,14 +84,24 @@ impl Options {
         Options { traffic_class, ..self }
     }
 
-    /// Bytes of a chunk: a multiple of 4, 4 to 2²⁴; 64 KiB by default.
+    /// Bytes of a chunk: a multiple of 8, 1 KiB to 16 MiB; 64 bytes less than 256 KiB by default.
     pub fn chunk_bytes(self, chunk_bytes: u32) -> Self {
         Options { chunk_bytes, ..self }
     }
 
-    /// Chunks under way to a neighbour: a power of two, 2 to 4096; 32 by default.
-    pub fn chunks_in_flight(self, chunks_in_flight: u32) -> Self {
-        Options { chunks_in_flight, ..self }
+    /// Bytes of elements that are copied and sent at once, 64 B to 64 KiB; 16 KiB by default.
+    pub fn eager_bytes(self, eager_bytes: u32) -> Self {
+        Options { eager_bytes, ..self }
+    }
+
+    /// The algorithm of operations that have it; by default the communicator chooses.
+    pub fn algorithm(self, algorithm: impl Into<Option<Algorithm>>) -> Self {
+        Options { algorithm: algorithm.into(), ..self }
+    }
+
+    /// What only ranks of this host have too; by default what the kernel has drawn at its start.
+    pub fn host(self, host: impl Into<Option<u128>>) -> Self {
+        Options { host: host.into(), ..self }
     }
 
     /// ACK timeout, 8.192 µs to 8796 s; 0.5 s by default.
@@ -122,12 +140,11 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if !self.chunk_bytes.is_multiple_of(8) || !(8..=1 << 24).contains(&self.chunk_bytes) {
-            return Err(Error::invalid("chunk_bytes", self.chunk_bytes, "a multiple of 8, 8 to 2^24"));
+        if !self.chunk_bytes.is_multiple_of(8) || !(1 << 10..=16 << 20).contains(&self.chunk_bytes) {
+            return Err(Error::invalid("chunk_bytes", self.chunk_bytes, "a multiple of 8, 1024 to 2^24"));
         }
-        if !self.chunks_in_flight.is_power_of_two() || !(2..=4096).contains(&self.chunks_in_flight) {
-            let expected = "a power of two, 2 to 4096";
-            return Err(Error::invalid("chunks_in_flight", self.chunks_in_flight, expected));
+        if !(64..=64 << 10).contains(&self.eager_bytes) {
+            return Err(Error::invalid("eager_bytes", self.eager_bytes, "64 to 65536"));
         }
         let shortest = Duration::from_nanos(4096 << 1);
         let longest = Duration::from_nanos(4096 << 31);
@@ -155,21 +172,24 @@ mod tests {
         let set = default
             .path_mtu(PathMtu::Mtu256)
             .gid_index(1)
-            .chunk_bytes(8)
-            .chunks_in_flight(2)
+            .chunk_bytes(1024)
+            .eager_bytes(64)
+            .algorithm(Algorithm::Tree)
+            .host(7)
             .ack_timeout(ms(1))
             .retry_count(1)
             .idle(Idle::Block)
             .probe_interval(ms(2))
             .stall_timeout(ms(3));
-        let Options { path_mtu, gid_index, chunk_bytes, chunks_in_flight, .. } = set;
+        let Options { path_mtu, gid_index, chunk_bytes, eager_bytes, .. } = set;
         assert_eq!((path_mtu, gid_index), (Some(PathMtu::Mtu256), Some(1)));
-        assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (8, 2, ms(1), 1));
+        assert_eq!((chunk_bytes, eager_bytes, set.ack_timeout, set.retry_count), (1024, 64, ms(1), 1));
+        assert_eq!((set.algorithm, set.host), (Some(Algorithm::Tree), Some(7)));
         assert_eq!((set.idle, set.probe_interval, set.stall_timeout), (Idle::Block, ms(2), ms(3)));
         assert_eq!(set.retry_budget().as_micros(), 2 * 1048 + 1);
         for (options, refusal) in [
-            (default.chunk_bytes(12), "chunk_bytes = 12: a multiple of 8, 8 to 2^24"),
-            (default.chunks_in_flight(3), "chunks_in_flight = 3: a power of two, 2 to 4096"),
+            (default.chunk_bytes(1028), "chunk_bytes = 1028: a multiple of 8, 1024 to 2^24"),
+            (default.eager_bytes(63), "eager_bytes = 63: 64 to 65536"),
             (default.retry_count(8), "retry_count = 8: 0 to 7"),
             (default.ack_timeout(ms(0)), "ack_timeout = 0ns: 8.192µs to 8796.093022208s"),
             (default.ack_timeout(s(8797)), "ack_timeout = 8797s: 8.192µs to 8796.093022208s"),

@@ -1,4 +1,4 @@
-//! The bootstrap: rank 0 collects one [`Endpoint`] of every rank and gives all to all, in the frames of
+//! The bootstrap: rank 0 collects one [`Card`] of every rank and gives all to all, in the frames of
 //! `rendezvous/frame.rs`. Nothing is waited for without a deadline.
 
 mod frame;
@@ -14,101 +14,16 @@ use std::time::{Duration, Instant};
 use tracing::debug;
 use zerocopy::IntoBytes;
 
-pub(crate) use frame::Endpoint;
 use frame::{Answer, Hello, MAX_REFUSAL, REFUSAL, Reply, TABLE, table};
 use lobby::Lobby;
 
+use crate::card::Card;
 use crate::{Bootstrap, Error};
 
-/// The connections of the rendezvous, kept for [`sync`](Session::sync).
-pub(crate) struct Session {
-    rank: u32,
-    role: Role,
-}
-
-enum Role {
-    /// One connection for each of ranks 1, 2, ...
-    Root(Vec<TcpStream>),
-    Worker(TcpStream),
-}
-
-/// The points at which all ranks wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Point {
-    /// Every queue pair is ready to receive.
-    Ready,
-    /// No rank needs an answer any more.
-    Leave,
-}
-
-/// Meets the other ranks. Returns all endpoints, by rank.
-pub(crate) fn rendezvous(
-    bootstrap: Bootstrap,
-    endpoint: Endpoint,
-) -> Result<(Vec<Endpoint>, Session), Error> {
+/// Meets the other ranks. Returns all cards, by rank.
+pub(crate) fn rendezvous(bootstrap: Bootstrap, card: Card) -> Result<Vec<Card>, Error> {
     let deadline = Instant::now() + bootstrap.timeout;
-    if bootstrap.rank == 0 {
-        root(bootstrap, endpoint, deadline)
-    } else {
-        worker(&bootstrap, endpoint, deadline)
-    }
-}
-
-impl Session {
-    /// Returns when all ranks have called it for `point`; calls `idle` while it waits.
-    pub(crate) fn sync(
-        &mut self,
-        point: Point,
-        timeout: Duration,
-        mut idle: impl FnMut() -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let deadline = Instant::now() + timeout;
-        let rank = self.rank;
-        let frame = Reply::new(point.kind(), 0);
-        let send = |stream: &mut TcpStream, peer: u32| {
-            stream.write_all(frame.as_bytes()).map_err(|e| broken(rank, peer, e.to_string()))
-        };
-        let mut wait = |stream: &mut TcpStream, peer: u32| {
-            let mut bytes = [0; size_of::<Reply>()];
-            let mut filled = 0;
-            while filled < bytes.len() {
-                match read_some(stream, &mut bytes[filled..]) {
-                    Ok(0) if Instant::now() >= deadline => {
-                        let problem = format!("no sign of life after {timeout:?}, waiting for {point:?}");
-                        return Err(broken(rank, peer, problem));
-                    }
-                    Ok(0) => idle()?,
-                    Ok(n) => filled += n,
-                    Err(e) => return Err(broken(rank, peer, e.to_string())),
-                }
-            }
-            if bytes != frame.as_bytes() {
-                return Err(broken(rank, peer, format!("{bytes:02x?} is not the frame for {point:?}")));
-            }
-            Ok(())
-        };
-        match &mut self.role {
-            Role::Root(streams) => {
-                for (peer, stream) in (1..).zip(&mut *streams) {
-                    wait(stream, peer)?;
-                }
-                (1..).zip(streams).try_for_each(|(peer, stream)| send(stream, peer))
-            }
-            Role::Worker(stream) => {
-                send(stream, 0)?;
-                wait(stream, 0)
-            }
-        }
-    }
-}
-
-impl Point {
-    fn kind(self) -> u32 {
-        match self {
-            Point::Ready => 3,
-            Point::Leave => 4,
-        }
-    }
+    if bootstrap.rank == 0 { root(bootstrap, card, deadline) } else { worker(&bootstrap, card, deadline) }
 }
 
 /// Between two looks at sockets that have nothing.
@@ -133,11 +48,7 @@ fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-fn root(
-    bootstrap: Bootstrap,
-    endpoint: Endpoint,
-    deadline: Instant,
-) -> Result<(Vec<Endpoint>, Session), Error> {
+fn root(bootstrap: Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>, Error> {
     let Bootstrap { size, listen, listener, timeout, .. } = bootstrap;
     let listen_error = |source| Error::Listen { address: listen, source };
     let listener = match listener {
@@ -146,7 +57,7 @@ fn root(
     };
     listener.set_nonblocking(true).map_err(listen_error)?;
     let address = listener.local_addr().map_err(listen_error)?;
-    let mut lobby = Lobby::new(size, endpoint);
+    let mut lobby = Lobby::new(size, card);
     while !lobby.is_complete() {
         if Instant::now() >= deadline {
             let (missing, refused) = (lobby.missing(), lobby.problems());
@@ -157,16 +68,13 @@ fn root(
             sleep(PAUSE);
         }
     }
-    let (others, streams) = lobby.into_known();
-    let endpoints: Vec<Endpoint> = [endpoint].into_iter().chain(others).collect();
-    let mut table = Reply::new(TABLE, size_of_val(&*endpoints)).as_bytes().to_vec();
-    table.extend_from_slice(endpoints.as_bytes());
-    let mut session = Session { rank: 0, role: Role::Root(streams) };
-    if let Role::Root(streams) = &mut session.role {
-        // As long as a rank waits for it.
-        distribute(streams, &table, deadline + GRACE)?;
-    }
-    Ok((endpoints, session))
+    let (others, mut streams) = lobby.into_known();
+    let cards: Vec<Card> = [card].into_iter().chain(others).collect();
+    let mut table = Reply::new(TABLE, size_of_val(&*cards)).as_bytes().to_vec();
+    table.extend_from_slice(cards.as_bytes());
+    // As long as a rank waits for it.
+    distribute(&mut streams, &table, deadline + GRACE)?;
+    Ok(cards)
 }
 
 /// Sends the table to ranks 1, 2, ... in turns, since it may be more than a socket takes at once, and one that does
@@ -209,11 +117,7 @@ fn refuse(stream: &mut TcpStream, reason: &str) {
     }
 }
 
-fn worker(
-    bootstrap: &Bootstrap,
-    endpoint: Endpoint,
-    deadline: Instant,
-) -> Result<(Vec<Endpoint>, Session), Error> {
+fn worker(bootstrap: &Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>, Error> {
     let rank = bootstrap.rank;
     let mut broke: Option<io::Error> = None;
     loop {
@@ -221,8 +125,8 @@ fn worker(
             None => error,
             Some(broke) => broken(rank, 0, format!("{broke}; then: {error}")),
         })?;
-        match introduce(&mut stream, bootstrap, endpoint, deadline + GRACE)? {
-            Ok(endpoints) => return Ok((endpoints, Session { rank, role: Role::Worker(stream) })),
+        match introduce(&mut stream, bootstrap, card, deadline + GRACE)? {
+            Ok(cards) => return Ok(cards),
             Err(error) if Instant::now() >= deadline => return Err(broken(rank, 0, error.to_string())),
             Err(error) => {
                 debug!(rank, %error, "rank 0 has not answered; once more");
@@ -238,9 +142,9 @@ fn worker(
 fn introduce(
     stream: &mut TcpStream,
     &Bootstrap { rank, size, master, .. }: &Bootstrap,
-    endpoint: Endpoint,
+    card: Card,
     deadline: Instant,
-) -> Result<Result<Vec<Endpoint>, io::Error>, Error> {
+) -> Result<Result<Vec<Card>, io::Error>, Error> {
     let failed = |problem: String| broken(rank, 0, problem);
     let io_failed = |e: io::Error| failed(e.to_string());
     if let Err(error) = stream.set_nodelay(true) {
@@ -248,7 +152,7 @@ fn introduce(
     }
     let mut start = [0; size_of::<Reply>()];
     let (first, rest) = start.split_at_mut(1);
-    let hello = Hello::new(rank, size, endpoint);
+    let hello = Hello::new(rank, size, card);
     let said = stream.write_all(hello.as_bytes());
     if let Err(error) = said.and_then(|()| read_until(stream, first, deadline)) {
         return Ok(Err(error));
@@ -257,8 +161,8 @@ fn introduce(
     let answer = Answer::parse(&start, size).map_err(failed)?;
     let mut body = vec![0; answer.length()];
     read_until(stream, &mut body, deadline).map_err(io_failed)?;
-    let endpoints = match answer {
-        Answer::Table(_) => table(&body, rank, &endpoint).map_err(failed)?,
+    let cards = match answer {
+        Answer::Table(_) => table(&body, rank, &card).map_err(failed)?,
         Answer::Refusal(_) => {
             // Whoever it is, it has no say in how a terminal behaves.
             let reason = String::from_utf8_lossy(&body).replace(ferroce::is_unprintable, "\u{fffd}");
@@ -266,7 +170,7 @@ fn introduce(
         }
     };
     stream.set_nonblocking(true).map_err(io_failed)?;
-    Ok(Ok(endpoints))
+    Ok(Ok(cards))
 }
 
 /// Tries until somebody listens, since the ranks start in any order.

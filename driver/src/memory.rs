@@ -423,6 +423,11 @@ impl Memory {
         Some(unsafe { self.base.add(offset) })
     }
 
+    /// The first of these bytes of the host.
+    pub(crate) fn start(&self, offset: u64, len: usize) -> Result<NonNull<u8>, MemoryError> {
+        self.place(offset, len).ok_or_else(|| self.range(offset, len))
+    }
+
     fn word(&self, offset: u64) -> Result<&AtomicU64, MemoryError> {
         let place = self.place(offset, 8).ok_or_else(|| self.no_word(offset))?;
         if !self.is_aligned(offset) {

@@ -45,6 +45,7 @@ mod data_type;
 mod element;
 mod error;
 mod kernel;
+mod parts;
 mod processor;
 mod small_float;
 
@@ -56,6 +57,7 @@ use processor::Processor;
 
 pub use data_type::{DataType, ReduceOp};
 pub use error::Error;
+pub use parts::{Computable, Computation, Part};
 
 /// The most sources, and the most targets, of a [`Reduction`].
 pub const MAX_SPANS: usize = 64;

@@ -6,60 +6,17 @@
 //!
 //! | frame | from | to | fields after magic and version |
 //! |---|---|---|---|
-//! | hello | rank r | rank 0 | rank, size, [`Endpoint`] |
-//! | table | rank 0 | all | 1, length, `size` endpoints |
+//! | hello | rank r | rank 0 | rank, size, [`Card`] |
+//! | table | rank 0 | all | 1, length, `size` cards |
 //! | refusal | rank 0 | one | 2, length, text |
-//! | ready | all, then rank 0 to all | | 3, 0 |
-//! | leave | all, then rank 0 to all | | 4, 0 |
 
-use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::byteorder::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What the neighbours of a rank must know about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub(crate) struct Endpoint {
-    pub(crate) gid: [u8; 16],
-    /// The queue pair towards rank r − 1, and the one towards rank r + 1.
-    pub(crate) left_qpn: U32,
-    pub(crate) right_qpn: U32,
-    /// The PSNs of their first requests.
-    pub(crate) left_psn: U32,
-    pub(crate) right_psn: U32,
-    /// Where rank r − 1 writes what is to be reduced.
-    pub(crate) staging_addr: U64,
-    pub(crate) staging_rkey: U32,
-    pub(crate) chunk_bytes: U32,
-    pub(crate) chunks_in_flight: U32,
-    /// The largest that the rank's port has room for, in bytes.
-    pub(crate) path_mtu: U32,
-    pub(crate) byte_order: [u8; 4],
-}
-
-impl Endpoint {
-    /// 1 to 4 in the byte order of this machine, which is that of the elements.
-    pub(crate) const BYTE_ORDER: [u8; 4] = 0x0102_0304_u32.to_ne_bytes();
-
-    /// What `self` and `other` must have in common and have not, in words.
-    fn difference(&self, rank: u32, other: &Endpoint, peer: u32) -> Option<String> {
-        let differs = |what, ours, theirs| {
-            Some(format!("{what} differs: rank {rank} has {ours}, rank {peer} has {theirs}"))
-        };
-        if self.chunk_bytes != other.chunk_bytes {
-            return differs("chunk_bytes", self.chunk_bytes.get(), other.chunk_bytes.get());
-        }
-        if self.chunks_in_flight != other.chunks_in_flight {
-            return differs("chunks_in_flight", self.chunks_in_flight.get(), other.chunks_in_flight.get());
-        }
-        if self.byte_order != other.byte_order {
-            return Some(format!("the byte order of rank {rank} is not that of rank {peer}"));
-        }
-        None
-    }
-}
+use crate::card::Card;
 
 const MAGIC: [u8; 4] = *b"frcc";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 pub(super) const TABLE: u32 = 1;
 pub(super) const REFUSAL: u32 = 2;
 /// The longest refusal that is read, in bytes.
@@ -72,7 +29,7 @@ pub(super) struct Hello {
     pub(super) version: U32,
     pub(super) rank: U32,
     pub(super) size: U32,
-    pub(super) endpoint: Endpoint,
+    pub(super) card: Card,
 }
 
 /// What goes before everything but a hello.
@@ -97,9 +54,9 @@ impl Reply {
 }
 
 impl Hello {
-    pub(super) fn new(rank: u32, size: u32, endpoint: Endpoint) -> Hello {
+    pub(super) fn new(rank: u32, size: u32, card: Card) -> Hello {
         let (rank, size) = (U32::new(rank), U32::new(size));
-        Hello { magic: MAGIC, version: U32::new(VERSION), rank, size, endpoint }
+        Hello { magic: MAGIC, version: U32::new(VERSION), rank, size, card }
     }
 
     /// The hello, once all of it is there. `bytes` may be the start of one.
@@ -111,11 +68,11 @@ impl Hello {
         Hello::read_from_bytes(bytes).map(Some).map_err(|e| e.to_string())
     }
 
-    /// Why rank 0, which has `endpoint` and `size` ranks, does not let this one in.
+    /// Why rank 0, which has `card` and `size` ranks, does not let this one in.
     pub(super) fn problem(
         &self,
         size: u32,
-        endpoint: &Endpoint,
+        card: &Card,
         is_here: impl FnOnce(u32) -> bool,
     ) -> Option<String> {
         let (rank, theirs) = (self.rank.get(), self.size.get());
@@ -126,7 +83,7 @@ impl Hello {
         } else if is_here(rank) {
             Some(format!("rank {rank} is here already: two processes were started with this rank"))
         } else {
-            endpoint.difference(0, &self.endpoint, rank)
+            card.difference(0, &self.card, rank)
         }
     }
 }
@@ -144,7 +101,7 @@ impl Answer {
         check_start(start)?;
         let Reply { kind, length, .. } = Reply::read_from_bytes(start).map_err(|e| e.to_string())?;
         let length = length.get() as usize;
-        let expected = size as usize * size_of::<Endpoint>();
+        let expected = size as usize * size_of::<Card>();
         match kind.get() {
             TABLE if length == expected => Ok(Answer::Table(length)),
             REFUSAL if length <= MAX_REFUSAL => Ok(Answer::Refusal(length)),
@@ -160,13 +117,13 @@ impl Answer {
     }
 }
 
-/// The endpoints of a table, by rank, for the rank that said `own`.
-pub(super) fn table(body: &[u8], rank: u32, own: &Endpoint) -> Result<Vec<Endpoint>, String> {
-    let endpoints = <[Endpoint]>::ref_from_bytes(body).map_err(|e| e.to_string())?;
-    if endpoints.get(rank as usize) != Some(own) {
+/// The cards of a table, by rank, for the rank that said `own`.
+pub(super) fn table(body: &[u8], rank: u32, own: &Card) -> Result<Vec<Card>, String> {
+    let cards = <[Card]>::ref_from_bytes(body).map_err(|e| e.to_string())?;
+    if cards.get(rank as usize) != Some(own) {
         return Err("the table of rank 0 says something else of this rank than it said".to_owned());
     }
-    Ok(endpoints.to_vec())
+    Ok(cards.to_vec())
 }
 
 /// Looks at the magic and the version, as far as they have come.

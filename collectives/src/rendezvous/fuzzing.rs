@@ -4,13 +4,14 @@ use std::mem::size_of;
 
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::frame::{Answer, Endpoint, Hello, Reply, table};
+use super::frame::{Answer, Hello, Reply, table};
+use crate::card::Card;
 
 const SIZE: u32 = 4;
 
 /// What comes to rank 0, as much of it as is there.
 pub fn hello(bytes: &[u8]) {
-    let own = Endpoint::new_zeroed();
+    let own = Card::new_zeroed();
     let bytes = &bytes[..bytes.len().min(size_of::<Hello>())];
     let Ok(Some(hello)) = Hello::parse(bytes) else { return };
     assert_eq!(hello.as_bytes(), bytes);
@@ -34,9 +35,9 @@ pub fn answer(bytes: &[u8]) {
     let Some(body) = body.get(..answer.length()) else { return };
     let rank = u32::from(*rank) % SIZE;
     if let Answer::Table(_) = answer {
-        let at = rank as usize * size_of::<Endpoint>();
-        let own = Endpoint::read_from_bytes(&body[at..at + size_of::<Endpoint>()]).expect("it is as long");
-        let endpoints = table(body, rank, &own).expect("it has the own endpoint");
-        assert_eq!(endpoints.as_bytes(), body);
+        let at = rank as usize * size_of::<Card>();
+        let own = Card::read_from_bytes(&body[at..at + size_of::<Card>()]).expect("it is as long");
+        let cards = table(body, rank, &own).expect("it has the own card");
+        assert_eq!(cards.as_bytes(), body);
     }
 }

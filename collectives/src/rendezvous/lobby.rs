@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
-use super::frame::{Endpoint, Hello};
+use super::frame::Hello;
 use super::{read_some, refuse};
+use crate::card::Card;
 
 /// How long a connection may take to say who it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
@@ -24,11 +25,11 @@ pub(super) const MAX_REMEMBERED: usize = 8;
 
 pub(super) struct Lobby {
     size: u32,
-    endpoint: Endpoint,
+    card: Card,
     /// The oldest first.
     unknown: Vec<Visitor>,
     /// Of ranks 1, 2, ...
-    known: Vec<Option<(Endpoint, TcpStream)>>,
+    known: Vec<Option<(Card, TcpStream)>>,
     /// They have been told why, and until when they may read it.
     leaving: Vec<(TcpStream, Instant)>,
     refused: Vec<(SocketAddr, String)>,
@@ -45,20 +46,20 @@ struct Visitor {
 }
 
 impl Lobby {
-    /// Of rank 0, which has `endpoint`.
-    pub(super) fn new(size: u32, endpoint: Endpoint) -> Lobby {
+    /// Of rank 0, which has `card`.
+    pub(super) fn new(size: u32, card: Card) -> Lobby {
         let mut known = Vec::new();
         known.resize_with(size as usize - 1, || None);
         let (unknown, leaving, refused, trouble) = (Vec::new(), Vec::new(), Vec::new(), None);
-        Lobby { size, endpoint, unknown, known, leaving, refused, trouble }
+        Lobby { size, card, unknown, known, leaving, refused, trouble }
     }
 
     pub(super) fn is_complete(&self) -> bool {
         self.known.iter().all(Option::is_some)
     }
 
-    /// Endpoints and connections of ranks 1, 2, ..., as far as they are there.
-    pub(super) fn into_known(self) -> (Vec<Endpoint>, Vec<TcpStream>) {
+    /// Cards and connections of ranks 1, 2, ..., as far as they are there.
+    pub(super) fn into_known(self) -> (Vec<Card>, Vec<TcpStream>) {
         self.known.into_iter().flatten().unzip()
     }
 
@@ -160,11 +161,11 @@ impl Lobby {
         let rank = hello.rank.get();
         // One that has gone again may have been started anew.
         let is_here = |rank: u32| self.known[rank as usize - 1].as_ref().is_some_and(|(_, s)| is_alive(s));
-        let problem = hello.problem(self.size, &self.endpoint, is_here);
+        let problem = hello.problem(self.size, &self.card, is_here);
         match problem {
             None => {
                 debug!(rank, %from, "met");
-                self.known[rank as usize - 1] = Some((hello.endpoint, stream));
+                self.known[rank as usize - 1] = Some((hello.card, stream));
             }
             Some(problem) => self.turn_away(stream, from, problem),
         }

@@ -13,24 +13,23 @@ use super::*;
 /// All tests are over in seconds; a hang is a failure of one of these timeouts.
 const TIMEOUT: Duration = Duration::from_millis(700);
 
-fn endpoint(rank: u32) -> Endpoint {
-    Endpoint {
+fn card(rank: u32) -> Card {
+    Card {
         gid: [rank as u8; 16],
-        left_qpn: U32::new(rank ^ 0x100),
-        right_qpn: U32::new(rank ^ 0x200),
-        left_psn: U32::new(rank),
-        right_psn: U32::new(rank ^ 0x200),
-        staging_addr: U64::new(0),
-        staging_rkey: U32::new(rank),
+        qpn: U32::new(rank ^ 0x100),
+        qkey: U32::new(rank ^ 0x200),
+        nonce: U64::new(rank.into()),
+        host: [7; 16],
         chunk_bytes: U32::new(4096),
-        chunks_in_flight: U32::new(8),
+        eager_bytes: U32::new(1024),
+        algorithm: U32::new(0),
+        byte_order: Card::BYTE_ORDER,
         path_mtu: U32::new(1024),
-        byte_order: Endpoint::BYTE_ORDER,
     }
 }
 
 fn hello(rank: u32, size: u32) -> Hello {
-    Hello::new(rank, size, endpoint(rank))
+    Hello::new(rank, size, card(rank))
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
@@ -71,23 +70,11 @@ fn ranks_in_any_order_learn_of_all() {
                     bootstrap = bootstrap.listener(listener.take().unwrap());
                 }
                 sleep(Duration::from_millis(20));
-                scope.spawn(move || {
-                    let (endpoints, mut session) = rendezvous(bootstrap, endpoint(rank)).unwrap();
-                    let mut turns = 0;
-                    for point in [Point::Ready, Point::Leave] {
-                        let idle = || {
-                            turns += 1;
-                            thread::yield_now();
-                            Ok(())
-                        };
-                        session.sync(point, Duration::from_secs(20), idle).unwrap();
-                    }
-                    endpoints
-                })
+                scope.spawn(move || rendezvous(bootstrap, card(rank)).unwrap())
             })
             .collect();
         for handle in handles {
-            assert_eq!(handle.join().unwrap(), (0..size).map(endpoint).collect::<Vec<_>>());
+            assert_eq!(handle.join().unwrap(), (0..size).map(card).collect::<Vec<_>>());
         }
     });
 }
@@ -96,9 +83,9 @@ fn ranks_in_any_order_learn_of_all() {
 fn a_missing_rank_is_named_to_all() {
     let (listener, address) = listener();
     thread::scope(|scope| {
-        let worker = scope.spawn(move || rendezvous(bootstrap(1, 4, address), endpoint(1)).err().unwrap());
+        let worker = scope.spawn(move || rendezvous(bootstrap(1, 4, address), card(1)).err().unwrap());
         let start = Instant::now();
-        let root = rendezvous(bootstrap(0, 4, address).listener(listener), endpoint(0)).err().unwrap();
+        let root = rendezvous(bootstrap(0, 4, address).listener(listener), card(0)).err().unwrap();
         assert!(start.elapsed() < TIMEOUT + Duration::from_secs(2), "{:?}", start.elapsed());
         let message = root.to_string();
         assert!(
@@ -117,7 +104,7 @@ fn a_missing_rank_is_named_to_all() {
 fn rank_0_missing_is_told_with_its_address() {
     let (listener, address) = listener();
     drop(listener);
-    let message = rendezvous(bootstrap(1, 2, address), endpoint(1)).err().unwrap().to_string();
+    let message = rendezvous(bootstrap(1, 2, address), card(1)).err().unwrap().to_string();
     assert!(
         message.contains("rank 1: nobody listens") && message.contains(&address.to_string()),
         "{message}"
@@ -127,7 +114,7 @@ fn rank_0_missing_is_told_with_its_address() {
 #[test]
 fn a_port_in_use_is_told() {
     let (_listener, address) = listener();
-    let message = rendezvous(bootstrap(0, 2, address), endpoint(0)).err().unwrap().to_string();
+    let message = rendezvous(bootstrap(0, 2, address), card(0)).err().unwrap().to_string();
     assert!(message.contains(&address.to_string()) && message.contains("FERROCE_MASTER_PORT"), "{message}");
 }
 
@@ -138,7 +125,7 @@ fn strangers_are_refused_and_do_no_harm() {
     let slow = Duration::from_secs(20);
     thread::scope(|scope| {
         let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
-        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        let root = scope.spawn(move || rendezvous(root, card(0)));
 
         // One that says nothing, and one that says half; both stay.
         let silent = TcpStream::connect(address).unwrap();
@@ -149,7 +136,7 @@ fn strangers_are_refused_and_do_no_harm() {
         let told = answer(address, b"GET / HTTP/1.1\r\n\r\n").unwrap();
         assert!(told.contains("'GET ' is no start"), "{told}");
         let told = answer(address, Hello { version: U32::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
-        assert!(told.contains("version 9; this is version 1"), "{told}");
+        assert!(told.contains("version 9; this is version 2"), "{told}");
         let told = answer(address, hello(1, 7).as_bytes()).unwrap();
         assert!(told.contains("rank 1 has 7, rank 0 has 3"), "{told}");
         for rank in [0, 3, u32::MAX] {
@@ -157,22 +144,22 @@ fn strangers_are_refused_and_do_no_harm() {
             assert!(told.contains(&format!("rank {rank}: must be 1 to 2")), "{told}");
         }
         let mut other = hello(1, 3);
-        other.endpoint.chunk_bytes = U32::new(8192);
+        other.card.chunk_bytes = U32::new(8192);
         let told = answer(address, other.as_bytes()).unwrap();
         assert!(told.contains("chunk_bytes differs: rank 0 has 4096, rank 1 has 8192"), "{told}");
         let mut other = hello(1, 3);
-        other.endpoint.byte_order.reverse();
+        other.card.byte_order.reverse();
         let told = answer(address, other.as_bytes()).unwrap();
         assert!(told.contains("byte order"), "{told}");
 
-        let first = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), endpoint(1)));
+        let first = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), card(1)));
         // Until rank 1 is known its double would be taken for it.
         sleep(Duration::from_millis(300));
         let told = answer(address, hello(1, 3).as_bytes()).unwrap();
         assert!(told.contains("rank 1 is here already"), "{told}");
-        let second = rendezvous(bootstrap(2, 3, address).timeout(slow), endpoint(2));
+        let second = rendezvous(bootstrap(2, 3, address).timeout(slow), card(2));
         for met in [root.join().unwrap(), first.join().unwrap(), second] {
-            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1, 2].map(endpoint));
+            assert_eq!(met.unwrap(), [0, 1, 2].map(card));
         }
         drop((silent, half));
     });
@@ -182,15 +169,15 @@ fn strangers_are_refused_and_do_no_harm() {
 fn refusals_are_part_of_the_error_about_missing_ranks() {
     let (listener, address) = listener();
     thread::scope(|scope| {
-        let root = scope.spawn(move || rendezvous(bootstrap(0, 2, address).listener(listener), endpoint(0)));
-        let told = answer(address, Hello { version: U32::new(2), ..hello(1, 2) }.as_bytes());
+        let root = scope.spawn(move || rendezvous(bootstrap(0, 2, address).listener(listener), card(0)));
+        let told = answer(address, Hello { version: U32::new(3), ..hello(1, 2) }.as_bytes());
         assert!(told.is_some());
         let message = root.join().unwrap().err().unwrap().to_string();
         assert!(
             message.contains("rank 1 missing of 2") && message.contains("refused: 127.0.0.1"),
             "{message}"
         );
-        assert!(message.contains("version 2"), "{message}");
+        assert!(message.contains("version 3"), "{message}");
     });
 }
 
@@ -202,14 +189,14 @@ fn strangers_write_no_log() {
     let log = tracing::Dispatch::new(warnings.clone());
     thread::scope(|scope| {
         let root = bootstrap(0, 2, address).listener(listener).timeout(Duration::from_secs(20));
-        let rendezvous = move || rendezvous(root, endpoint(0));
+        let rendezvous = move || rendezvous(root, card(0));
         let root = scope.spawn(move || tracing::dispatcher::with_default(&log, rendezvous));
-        for version in 2..30 {
+        for version in 3..33 {
             let told =
                 answer(address, Hello { version: U32::new(version), ..hello(1, 2) }.as_bytes()).unwrap();
             assert!(told.contains(&format!("version {version}")), "{told}");
         }
-        let met = super::rendezvous(bootstrap(1, 2, address), endpoint(1));
+        let met = super::rendezvous(bootstrap(1, 2, address), card(1));
         assert!(met.is_ok() && root.join().unwrap().is_ok());
     });
     assert_eq!(warnings.0.load(Ordering::Relaxed), lobby::MAX_REMEMBERED);
@@ -256,25 +243,10 @@ fn a_rank_refuses_what_is_no_table() {
                 stream.read_exact(&mut [0; size_of::<Hello>()]).unwrap();
                 stream.write_all(bytes).unwrap();
             });
-            let message = rendezvous(bootstrap(1, 2, address), endpoint(1)).err().unwrap().to_string();
+            let message = rendezvous(bootstrap(1, 2, address), card(1)).err().unwrap().to_string();
             assert!(message.contains(expected), "{message}");
         });
     }
-}
-
-#[test]
-fn a_rank_that_leaves_before_the_sync_is_named() {
-    let (listener, address) = listener();
-    thread::scope(|scope| {
-        let root = scope.spawn(move || {
-            let (_, mut session) =
-                rendezvous(bootstrap(0, 2, address).listener(listener), endpoint(0)).unwrap();
-            session.sync(Point::Ready, Duration::from_secs(20), || Ok(())).unwrap_err().to_string()
-        });
-        drop(rendezvous(bootstrap(1, 2, address), endpoint(1)).unwrap());
-        let message = root.join().unwrap();
-        assert!(message.contains("rank 1: it closed the connection"), "{message}");
-    });
 }
 
 /// Rank 0 and rank 1, once `before` has done to the port what it will.
@@ -283,11 +255,11 @@ fn meet_after(before: impl FnOnce(SocketAddr)) {
     let slow = Duration::from_secs(20);
     thread::scope(|scope| {
         let root = bootstrap(0, 2, address).listener(listener).timeout(slow);
-        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        let root = scope.spawn(move || rendezvous(root, card(0)));
         before(address);
-        let worker = rendezvous(bootstrap(1, 2, address).timeout(slow), endpoint(1));
+        let worker = rendezvous(bootstrap(1, 2, address).timeout(slow), card(1));
         for met in [worker, root.join().unwrap()] {
-            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+            assert_eq!(met.unwrap(), [0, 1].map(card));
         }
     });
 }
@@ -322,17 +294,17 @@ fn comes_again(first_words: &[u8]) {
     let slow = Duration::from_secs(20);
     thread::scope(|scope| {
         let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
-        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        let root = scope.spawn(move || rendezvous(root, card(0)));
         let mut first = TcpStream::connect(address).unwrap();
         first.write_all(first_words).unwrap();
         sleep(Duration::from_millis(300));
         drop(first);
         sleep(Duration::from_millis(300));
-        let one = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), endpoint(1)));
+        let one = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), card(1)));
         sleep(Duration::from_millis(300));
-        let two = rendezvous(bootstrap(2, 3, address).timeout(slow), endpoint(2));
+        let two = rendezvous(bootstrap(2, 3, address).timeout(slow), card(2));
         for met in [root.join().unwrap(), one.join().unwrap(), two] {
-            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1, 2].map(endpoint));
+            assert_eq!(met.unwrap(), [0, 1, 2].map(card));
         }
     });
 }
@@ -400,7 +372,7 @@ fn a_peer_of_another_version_is_told_so_whatever_it_says() {
         let long = [newer.as_bytes(), &[0; 60_000]].concat();
         for _ in 0..20 {
             let told = answer(address, &long).expect("no word");
-            assert!(told.contains("version 9; this is version 1: every rank needs"), "{told}");
+            assert!(told.contains("version 9; this is version 2: every rank needs"), "{told}");
         }
     });
 }
@@ -410,15 +382,15 @@ fn a_rank_that_is_let_go_of_comes_again() {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let worker = bootstrap(1, 2, address).timeout(Duration::from_secs(20));
-        let worker = scope.spawn(move || rendezvous(worker, endpoint(1)));
+        let worker = scope.spawn(move || rendezvous(worker, card(1)));
         // One connection is reset, one is closed.
         drop(listener.accept().unwrap());
         let (mut second, _) = listener.accept().unwrap();
         second.read_exact(&mut [0; size_of::<Hello>()]).unwrap();
         drop(second);
         let root = bootstrap(0, 2, address).timeout(Duration::from_secs(20)).listener(listener);
-        for met in [rendezvous(root, endpoint(0)), worker.join().unwrap()] {
-            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+        for met in [rendezvous(root, card(0)), worker.join().unwrap()] {
+            assert_eq!(met.unwrap(), [0, 1].map(card));
         }
     });
 }
@@ -432,8 +404,8 @@ fn a_lack_of_descriptors_passes() {
     if std::env::var_os(FEW_FILES).is_some() {
         let (listener, address) = listener();
         println!("\nat {address}");
-        let met = rendezvous(bootstrap(0, 2, address).listener(listener).timeout(slow), endpoint(0));
-        assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+        let met = rendezvous(bootstrap(0, 2, address).listener(listener).timeout(slow), card(0));
+        assert_eq!(met.unwrap(), [0, 1].map(card));
         return;
     }
     let name = "rendezvous::tests::a_lack_of_descriptors_passes";
@@ -446,9 +418,9 @@ fn a_lack_of_descriptors_passes() {
     let address = address.expect("an address");
     let idle: Vec<_> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
     sleep(Duration::from_millis(300));
-    let met = rendezvous(bootstrap(1, 2, address).timeout(slow), endpoint(1));
+    let met = rendezvous(bootstrap(1, 2, address).timeout(slow), card(1));
     let rest: Vec<_> = lines.map_while(Result::ok).collect();
     assert!(root.wait().unwrap().success(), "{rest:#?}");
-    assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+    assert_eq!(met.unwrap(), [0, 1].map(card));
     drop(idle);
 }

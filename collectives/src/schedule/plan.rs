@@ -1,7 +1,11 @@
 //! The schedule of an operation by an algorithm.
 
+use std::fmt;
+use std::str::FromStr;
+
 use super::hierarchical::{self, Hosts};
 use super::{Blocks, Builder, Finish, Operand, Place, Schedule, Team, chunks, direct, halving, ring, tree};
+use crate::Error;
 use crate::operation::Kind;
 use crate::schedule::builder::Shared;
 
@@ -48,6 +52,31 @@ impl Algorithm {
                 self == A::Direct
             }
         }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Algorithm::Direct => "direct",
+            Algorithm::TwoStep => "two_step",
+            Algorithm::Ring => "ring",
+            Algorithm::Halving => "halving",
+            Algorithm::Tree => "tree",
+            Algorithm::Hierarchical => "hierarchical",
+        })
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Algorithm, Error> {
+        let found = Algorithm::ALL.into_iter().find(|algorithm| algorithm.to_string() == name);
+        found.ok_or_else(|| {
+            let names: Vec<String> = Algorithm::ALL.iter().map(Algorithm::to_string).collect();
+            Error::invalid("algorithm", name, names.join(", "))
+        })
     }
 }
 

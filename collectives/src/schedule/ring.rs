@@ -121,7 +121,7 @@ pub(crate) fn broadcast(b: &mut Builder<'_>, team: Team<'_>, source: Place, len:
 
 /// Elements of all, reduced along the ring from member 1 to member 0: `((x[1] + x[2]) + …) + x[0]`.
 pub(crate) fn reduce(b: &mut Builder<'_>, team: Team<'_>, source: Place, len: usize, finish: Finish) {
-    let (size, index) = (team.size(), team.index());
+    let index = team.index();
     let (left, right) = neighbours(team);
     let rooms = if index > 1 {
         [b.scratch(b.chunk.min(len)), b.scratch(b.chunk.min(len))]

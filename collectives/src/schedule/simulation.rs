@@ -212,7 +212,9 @@ fn happen<E: Elements>(elements: &E, ranks: &mut [Rank<E::Element>], event: Even
         Event::Post(number, peer) => {
             let rank = &mut ranks[number];
             let Some(step) = rank.sends[peer].pop_front() else { unreachable!("it was possible") };
-            let Step::Send { from, len, lands, .. } = rank.schedule.steps[step] else { unreachable!("a send") };
+            let Step::Send { from, len, lands, .. } = rank.schedule.steps[step] else {
+                unreachable!("a send")
+            };
             let is_eager = len <= eager_up_to && lands.is_none();
             let copy = is_eager.then(|| rank.place(from, len).to_vec());
             rank.flying[peer].push_back(Flying { step, copy, has_left: false });

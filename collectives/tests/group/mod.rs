@@ -10,13 +10,16 @@ use ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce::driver::{self, Error as DriverError};
 use ferroce::driver::{FilteredSource, FrameSource, Sent};
 use ferroce::{Config, Context, Device, Nanos, PacketDriver};
-use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
+use ferroce_collectives::{Bootstrap, Collectives, Communicator, Options};
+
+/// Nothing takes longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
 pub(crate) fn options() -> Options {
     Options::default()
         .chunk_bytes(16 << 10)
-        .chunks_in_flight(8)
+        .eager_bytes(1 << 10)
         .ack_timeout(Duration::from_millis(130))
         .probe_interval(Duration::from_millis(100))
         .stall_timeout(Duration::from_secs(30))
@@ -27,7 +30,7 @@ pub(crate) fn options() -> Options {
 pub(crate) fn run<T, F>(size: u32, options: Options, loss: Option<u64>, limit: Duration, body: F) -> Vec<T>
 where
     T: Send + 'static,
-    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+    F: Fn(Collectives, Communicator) -> T + Send + Sync + Clone + 'static,
 {
     let switch = Switch::new(SwitchConfig::default()).unwrap();
     let open = |rank: u32| {
@@ -51,7 +54,7 @@ pub(crate) fn run_with_gpus<T, F>(
 ) -> Vec<T>
 where
     T: Send + 'static,
-    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+    F: Fn(Collectives, Communicator) -> T + Send + Sync + Clone + 'static,
 {
     let switch = Switch::new(SwitchConfig::default()).unwrap();
     let open = |rank: u32| {
@@ -71,7 +74,7 @@ pub(crate) fn run_on<T, F>(
 ) -> Vec<T>
 where
     T: Send + 'static,
-    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+    F: Fn(Collectives, Communicator) -> T + Send + Sync + Clone + 'static,
 {
     run_ranks(size, options, limit, |rank| (open(rank), None), body)
 }
@@ -85,7 +88,7 @@ fn run_ranks<T, F>(
 ) -> Vec<T>
 where
     T: Send + 'static,
-    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+    F: Fn(Collectives, Communicator) -> T + Send + Sync + Clone + 'static,
 {
     let (sender, receiver) = mpsc::channel();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -100,13 +103,14 @@ where
         let (sender, body) = (sender.clone(), body.clone());
         thread::spawn(move || {
             let context = Context::open(device, &Config::default()).unwrap();
-            let communicator = match gpu {
-                Some(gpu) => Communicator::on_device(context, bootstrap, &options, gpu),
-                None => Communicator::new(context, bootstrap, &options),
-            };
-            let communicator = communicator.unwrap();
+            let mut ranks = match gpu {
+                Some(gpu) => Collectives::on_device(context, gpu),
+                None => Collectives::new(context),
+            }
+            .unwrap();
+            let all = ranks.join(bootstrap, &options).unwrap();
             // The receiver is gone if another rank has failed the test.
-            let _ = sender.send((rank, body(communicator)));
+            let _ = sender.send((rank, body(ranks, all)));
         });
     }
     drop(sender);
@@ -154,20 +158,4 @@ impl driver::Wrapper for Lossy {
         };
         (**inner).tx_burst(now, &mut FilteredSource::new(source, passes))
     }
-}
-
-/// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
-pub(crate) fn element(rank: u32, call: usize, index: usize) -> i32 {
-    let mixed = (index as u32 ^ rank << 20 ^ (call as u32) << 26).wrapping_mul(0x9e37_79b1);
-    (mixed >> 16) as i32 - 0x8000
-}
-
-/// Fills the first bytes of a buffer.
-pub(crate) fn fill(
-    communicator: &mut Communicator,
-    buffer: ferroce_collectives::Buffer,
-    elements: impl Iterator<Item = [u8; 4]>,
-) -> Result<(), Error> {
-    let bytes: Vec<u8> = elements.flatten().collect();
-    communicator.write(buffer, 0, &bytes)
 }

@@ -2,11 +2,13 @@
 
 use std::sync::atomic::AtomicU64;
 
+use arrayvec::ArrayVec;
+use ferroce_driver::reduction::{Computation, DataType, MAX_SPANS, Part, ReduceOp, Reduction};
 use ferroce_driver::{Memory, Piece};
 
 use super::Context;
 use crate::backend::dispatch;
-use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
+use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory, Sge};
 
 impl Context {
     /// Allocates a protection domain: queue pairs reach only memory of their own. Most programs need one.
@@ -242,11 +244,61 @@ impl Context {
         dispatch!(&self.backend, piece(mr, offset, len))
     }
 
-    /// The bytes of two regions of owned memory at once, to compute from one into the other.
+    /// Reduces bytes of regions into bytes of regions ([`Reduction::apply`](crate::driver::reduction::Reduction::apply)): all are
+    /// equally long, and hold whole elements; regions may be the same. Works on every kind of memory but a GPU's.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # use ferroce::driver::reduction::{DataType, ReduceOp, Reduction};
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let pd = context.alloc_pd()?;
+    /// let own = context.register(pd, Memory::copy_of(&[1, 2])?, Access::LOCAL_WRITE)?;
+    /// let other = context.register(pd, Memory::copy_of(&[10, 20, 30])?, Access::LOCAL_WRITE)?;
+    /// let sum = Reduction::new(DataType::U8, ReduceOp::Sum);
+    /// context.reduce(sum, &[own.sge(0..2)], &[own.sge(0..2), other.sge(1..3)])?;
+    /// assert_eq!(context.bytes(own)?, [21, 32]);
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
-    /// As [`bytes`](Context::bytes); [`Error::Invalid`] if both are the same region.
-    pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        dispatch!(&mut self.backend, bytes_pair_mut(a, b))
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside a region, and for a GPU's memory.
+    ///
+    /// # Panics
+    /// As [`Reduction::apply`](crate::driver::reduction::Reduction::apply).
+    pub fn reduce(&mut self, reduction: Reduction, targets: &[Sge], sources: &[Sge]) -> Result<(), Error> {
+        self.compute(Computation::Reduce(reduction), targets, sources)
     }
+
+    /// Multiplies elements ([`scale`](crate::driver::reduction::scale)). As [`reduce`](Context::reduce).
+    ///
+    /// # Errors
+    /// As [`reduce`](Context::reduce).
+    ///
+    /// # Panics
+    /// As [`scale`](crate::driver::reduction::scale).
+    pub fn scale(&mut self, data_type: DataType, target: Sge, source: Sge, factor: f64) -> Result<(), Error> {
+        self.compute(Computation::Scale { data_type, factor }, &[target], &[source])
+    }
+
+    /// Copies bytes of a region to another one, or elsewhere in the same. As [`reduce`](Context::reduce).
+    ///
+    /// # Errors
+    /// As [`reduce`](Context::reduce).
+    ///
+    /// # Panics
+    /// If they are not equally long.
+    pub fn copy(&mut self, target: Sge, source: Sge) -> Result<(), Error> {
+        let nothing = Reduction::new(DataType::U8, ReduceOp::Sum);
+        self.compute(Computation::Reduce(nothing), &[target], &[source])
+    }
+
+    fn compute(&mut self, computation: Computation, targets: &[Sge], sources: &[Sge]) -> Result<(), Error> {
+        dispatch!(&mut self.backend, compute(computation, &parts(targets), &parts(sources)))
+    }
+}
+
+/// Bytes of regions.
+fn parts(sges: &[Sge]) -> ArrayVec<Part<Mr>, MAX_SPANS> {
+    let part = |sge: &Sge| Part { memory: sge.mr, offset: sge.offset, len: sge.length as usize };
+    sges.iter().map(part).collect()
 }

@@ -189,14 +189,6 @@ impl MemoryRegions {
         Ok(&mut self.slab.get_mut(mr.0).ok_or_else(|| invalid(mr))?.memory)
     }
 
-    pub(crate) fn pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut Memory, &mut Memory), Error> {
-        self.get(a)?;
-        self.get(b)?;
-        let same = || Error::invalid("second MR", format!("{:?}", b.0), "another region than the first");
-        let (a, b) = self.slab.pair_mut(a.0, b.0).ok_or_else(same)?;
-        Ok((&mut a.memory, &mut b.memory))
-    }
-
     pub(crate) fn uses_pd(&self, pd: Pd) -> bool {
         self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }

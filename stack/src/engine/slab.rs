@@ -61,16 +61,6 @@ impl<T> Slab<T> {
         if slot.generation == handle.generation { slot.value.as_mut() } else { None }
     }
 
-    /// Two objects at once; `None` if they are the same, or either does not exist.
-    pub(crate) fn pair_mut(&mut self, a: Handle, b: Handle) -> Option<(&mut T, &mut T)> {
-        let slots = self.slots.get_disjoint_mut([a.index as usize, b.index as usize]);
-        let [first, second] = slots.ok()?;
-        if first.generation != a.generation || second.generation != b.generation {
-            return None;
-        }
-        Some((first.value.as_mut()?, second.value.as_mut()?))
-    }
-
     /// The object in a slot, whatever its generation.
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
         self.slots.get(index as usize)?.value.as_ref()
@@ -192,15 +182,5 @@ mod tests {
         assert_eq!(slab.remove_by(a, |value| Ok::<_, (&str, ())>(value.len())), Some(Ok(1)));
         assert_eq!(slab.remove_by(a, |value| Ok::<_, (&str, ())>(value.len())), None);
         assert!(slab.insert_with(|_| "b").is_some());
-    }
-
-    #[test]
-    fn a_pair_is_of_two_that_exist() {
-        let mut slab = Slab::new(2, u32::MAX);
-        let (a, b) = (slab.insert_with(|_| 1).unwrap(), slab.insert_with(|_| 2).unwrap());
-        assert_eq!(slab.pair_mut(b, a), Some((&mut 2, &mut 1)));
-        assert_eq!(slab.pair_mut(a, a), None);
-        slab.remove(b);
-        assert_eq!(slab.pair_mut(a, b), None);
     }
 }

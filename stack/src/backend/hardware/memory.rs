@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use ferroce_driver::reduction::{Computation, Part};
 use ferroce_driver::rnic::{ProtectionDomain, Region, Window, access};
 use ferroce_driver::{Memory, MemoryError, Piece};
 use ferroce_wire::RKey;
@@ -199,9 +200,14 @@ impl Hardware {
         self.region(mr)?.gpu_piece(offset, len).map_err(refused(mr))
     }
 
-    pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        self.region(b)?;
-        self.bytes_mut(a).map(|_| (&mut [][..], &mut [][..]))
+    pub(crate) fn compute(
+        &mut self,
+        computation: Computation,
+        targets: &[Part<Mr>],
+        sources: &[Part<Mr>],
+    ) -> Result<(), Error> {
+        let refused = |mr, error| refused(mr)(error);
+        computation.run(self, |backend, mr| backend.region_mut(mr), refused, targets, sources)
     }
 
     fn region(&self, mr: Mr) -> Result<&Region, Error> {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
+use ferroce_driver::reduction::{Computation, Part};
 use ferroce_driver::{Memory, Piece};
 
 use super::{Engine, Software};
@@ -118,9 +119,15 @@ impl Software {
         self.memory(mr)?.piece(offset, len).map_err(refused(mr))
     }
 
-    pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        let (of_a, of_b) = self.engine.shared.mrs.pair_mut(a, b)?;
-        Ok((of_a.bytes_mut().map_err(refused(a))?, of_b.bytes_mut().map_err(refused(b))?))
+    pub(crate) fn compute(
+        &mut self,
+        computation: Computation,
+        targets: &[Part<Mr>],
+        sources: &[Part<Mr>],
+    ) -> Result<(), Error> {
+        let regions = &mut self.engine.shared.mrs;
+        let refused = |mr, error| refused(mr)(error);
+        computation.run(regions, |regions, mr| regions.memory_mut(mr), refused, targets, sources)
     }
 
     fn memory(&self, mr: Mr) -> Result<&Memory, Error> {

@@ -1,0 +1,107 @@
+//! What the other ranks must know of a rank.
+
+use ferroce::{Context, Gid, PathMtu};
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Error;
+use crate::channel::Limits;
+use crate::options::Options;
+
+/// What the other ranks of a communicator must know of a rank: plain bytes, to be given to all by whatever means.
+/// [`Collectives::card`](crate::Collectives::card) makes one. Integers are big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Card {
+    pub(crate) gid: [u8; 16],
+    /// The queue pair for control messages.
+    pub(crate) qpn: U32,
+    pub(crate) qkey: U32,
+    /// Rank 0's names the communicator.
+    pub(crate) nonce: U64,
+    /// What only ranks of its host have too.
+    pub(crate) host: [u8; 16],
+    /// What all ranks must have in common.
+    pub(crate) chunk_bytes: U32,
+    pub(crate) eager_bytes: U32,
+    pub(crate) algorithm: U32,
+    pub(crate) byte_order: [u8; 4],
+    /// The largest that the rank's port has room for, in bytes.
+    pub(crate) path_mtu: U32,
+}
+
+impl Card {
+    /// Bytes of a card.
+    pub const LEN: usize = size_of::<Card>();
+
+    /// 1 to 4 in the byte order of this machine, which is that of the elements.
+    pub(crate) const BYTE_ORDER: [u8; 4] = 0x0102_0304_u32.to_ne_bytes();
+
+    /// The bytes.
+    pub fn to_bytes(&self) -> [u8; Card::LEN] {
+        let mut bytes = [0; Card::LEN];
+        bytes.copy_from_slice(self.as_bytes());
+        bytes
+    }
+
+    /// From the bytes of one.
+    pub fn from_bytes(bytes: &[u8; Card::LEN]) -> Card {
+        zerocopy::transmute!(*bytes)
+    }
+
+    /// The address of the rank's port.
+    pub(crate) fn gid(&self) -> Gid {
+        Gid(self.gid)
+    }
+
+    /// What rank `rank`, whose card this is, and rank `peer` must have in common and have not, in words.
+    pub(crate) fn difference(&self, rank: u32, other: &Card, peer: u32) -> Option<String> {
+        let pairs = [
+            ("chunk_bytes", self.chunk_bytes, other.chunk_bytes),
+            ("eager_bytes", self.eager_bytes, other.eager_bytes),
+            ("the algorithm that is forced", self.algorithm, other.algorithm),
+        ];
+        for (what, ours, theirs) in pairs {
+            if ours != theirs {
+                return Some(format!("{what} differs: rank {rank} has {ours}, rank {peer} has {theirs}"));
+            }
+        }
+        if self.byte_order != other.byte_order {
+            return Some(format!("the byte order of rank {rank} is not that of rank {peer}"));
+        }
+        None
+    }
+}
+
+/// Which row of the GID table messages leave from, and the largest path MTU there.
+pub(crate) fn gid_index(context: &Context, options: &Options) -> Result<(usize, PathMtu), Error> {
+    let port = context.port();
+    let gids = &port.gids;
+    if gids.is_empty() {
+        return Err(Error::invalid("GID table", "empty", "give the interface an IP address"));
+    }
+    let index = match options.gid_index {
+        Some(index) if index >= gids.len() => {
+            let expected = format!("below {}, the size of the GID table", gids.len());
+            return Err(Error::invalid("gid_index", index, expected));
+        }
+        Some(index) => index,
+        None => gids.iter().position(|e| !e.gid.is_ipv6() && !e.roce_v1).unwrap_or(0),
+    };
+    let largest = port.path_mtu(gids[index].gid.is_ipv6()).ok_or_else(|| {
+        let expected = "room for a path MTU of 256 and the headers";
+        Error::invalid("interface MTU", port.mtu, expected)
+    })?;
+    Ok((index, options.path_mtu.map_or(largest, |wanted| wanted.min(largest))))
+}
+
+/// How much a channel of a communicator of `size` ranks may have under way.
+pub(crate) fn limits(options: &Options, size: u32) -> Limits {
+    let chunk = options.chunk_bytes.next_multiple_of(64);
+    let peers = size.saturating_sub(1).max(1);
+    // A rank that talks to very many has less for each.
+    let depth = (4096 / peers).clamp(8, 64);
+    let eager = options.eager_bytes.next_multiple_of(64);
+    let staging = chunk.saturating_mul((64 / peers).clamp(4, 8));
+    Limits { depth, ring: (eager + 64) * (256 / peers).clamp(4, 8), eager: options.eager_bytes, staging }
+}

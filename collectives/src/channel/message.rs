@@ -1,0 +1,244 @@
+//! What travels on a channel.
+//!
+//! | message | verb | immediate |
+//! |---|---|---|
+//! | header, and up to `eager_bytes` of elements | WRITE with immediate into the peer's ring | where in the ring |
+//! | a chunk that is combined | WRITE with immediate into the peer's staging memory | where in it |
+//! | a chunk that lands | WRITE with immediate to its place | |
+//! | credit | empty WRITE with immediate | how many messages this rank has taken, ever |
+//!
+//! Integers are big-endian; elements are in the byte order of the machine, which all ranks share.
+
+use std::fmt;
+
+use ferroce::driver::reduction::DataType;
+use zerocopy::byteorder::big_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::operation::{Kind, Reduction};
+use crate::schedule::Algorithm;
+
+/// What a rank calls: what both ends of a channel must have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Counts the operations of all ranks; those of two ranks are counted apart, and have the highest bit set.
+    pub(crate) number: u32,
+    pub(crate) kind: Kind,
+    pub(crate) data_type: DataType,
+    /// [`Reduction::number`].
+    pub(crate) reduction: u8,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) root: u16,
+    pub(crate) count: Count,
+}
+
+/// How many elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Count {
+    /// So many, or in each block.
+    Each(u64),
+    /// Blocks that differ: a hash of their lengths.
+    Differ(u64),
+}
+
+/// What a ring message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Purpose {
+    /// Elements follow.
+    Elements = 1,
+    /// Chunks follow, elsewhere.
+    Call = 2,
+    /// A [`Grant`] follows.
+    Grant = 3,
+}
+
+/// In front of every message in a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Header {
+    call: U32,
+    /// How many messages of the peer this rank has taken, ever.
+    pub(crate) taken: U32,
+    count: U64,
+    root: U16,
+    kind: u8,
+    data_type: u8,
+    reduction: u8,
+    algorithm: u8,
+    purpose: u8,
+    differ: u8,
+    reserved: U64,
+}
+
+/// Where a peer's chunks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct Grant {
+    /// Those that land, from the base of the schedule on.
+    pub(crate) output: U64,
+    pub(crate) output_key: U32,
+    /// Those that are combined, in this operation and in those behind it; length 0 if there is no such memory.
+    pub(crate) staging_key: U32,
+    pub(crate) staging: U64,
+    pub(crate) staging_bytes: U32,
+    pub(crate) reserved: U32,
+}
+
+impl Header {
+    pub(crate) const BYTES: usize = size_of::<Header>();
+
+    pub(crate) fn new(call: &Call, purpose: Purpose, taken: u32) -> Header {
+        let (count, differ) = match call.count {
+            Count::Each(count) => (count, 0),
+            Count::Differ(hash) => (hash, 1),
+        };
+        Header {
+            call: U32::new(call.number),
+            taken: U32::new(taken),
+            count: U64::new(count),
+            root: U16::new(call.root),
+            kind: call.kind as u8,
+            data_type: call.data_type as u8,
+            reduction: call.reduction,
+            algorithm: call.algorithm as u8,
+            purpose: purpose as u8,
+            differ,
+            reserved: U64::new(0),
+        }
+    }
+
+    /// What it says; the name of what makes no sense if it does not.
+    pub(crate) fn parse(&self) -> Result<(Call, Purpose), &'static str> {
+        let purpose = match self.purpose {
+            1 => Purpose::Elements,
+            2 => Purpose::Call,
+            3 => Purpose::Grant,
+            _ => return Err("purpose"),
+        };
+        let call = Call {
+            number: self.call.get(),
+            kind: Kind::from_number(self.kind).ok_or("operation")?,
+            data_type: DataType::ALL.into_iter().find(|t| *t as u8 == self.data_type).ok_or("data type")?,
+            reduction: Some(self.reduction).filter(|number| *number <= 6).ok_or("reduction")?,
+            algorithm: Algorithm::ALL.into_iter().find(|a| *a as u8 == self.algorithm).ok_or("algorithm")?,
+            root: self.root.get(),
+            count: match self.differ {
+                0 => Count::Each(self.count.get()),
+                1 => Count::Differ(self.count.get()),
+                _ => return Err("form of the count"),
+            },
+        };
+        Ok((call, purpose))
+    }
+}
+
+impl Call {
+    /// What the highest bit of a number says.
+    pub(crate) const OF_TWO: u32 = 1 << 31;
+}
+
+/// As it reads in errors: `call 3, all_reduce of 1000 f32 (sum) by ring`.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Call { number, kind, data_type, reduction, algorithm, root, count } = self;
+        match kind {
+            Kind::Send | Kind::Receive => {
+                write!(f, "message {} of send and receive", number & !Call::OF_TWO)?
+            }
+            _ => write!(f, "call {number}, {kind}")?,
+        }
+        match count {
+            _ if *kind == Kind::Barrier => {}
+            Count::Each(count) => write!(f, " of {count} {data_type}")?,
+            Count::Differ(hash) => write!(f, " of {data_type} in blocks with the hash {hash:016x}")?,
+        }
+        if *reduction != 0 {
+            write!(f, " ({})", Reduction::name(*reduction))?;
+        }
+        if kind.has_root() {
+            write!(f, ", root {root}")?;
+        }
+        if *algorithm != Algorithm::Direct {
+            write!(f, ", by {algorithm}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The immediate of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Immediate {
+    /// In the ring, from this byte on.
+    Ring(u32),
+    /// In staging memory, from this byte on.
+    Staged(u32),
+    /// At its place.
+    Landed,
+    /// Messages that the peer has taken, modulo 2³⁰.
+    Credit(u32),
+}
+
+impl Immediate {
+    /// What offsets are multiples of.
+    pub(crate) const UNIT: u32 = 64;
+    /// What credits are counted modulo.
+    pub(crate) const MASK: u32 = (1 << 30) - 1;
+
+    pub(crate) fn value(self) -> u32 {
+        match self {
+            Immediate::Ring(offset) => offset / Immediate::UNIT,
+            Immediate::Staged(offset) => 1 << 30 | offset / Immediate::UNIT,
+            Immediate::Landed => 2 << 30,
+            Immediate::Credit(taken) => 3 << 30 | taken & Immediate::MASK,
+        }
+    }
+
+    /// Offsets above 2³² come out as the largest there is: no ring is as long.
+    pub(crate) fn parse(value: u32) -> Immediate {
+        let rest = value & Immediate::MASK;
+        match value >> 30 {
+            0 => Immediate::Ring(rest.saturating_mul(Immediate::UNIT)),
+            1 => Immediate::Staged(rest.saturating_mul(Immediate::UNIT)),
+            2 => Immediate::Landed,
+            _ => Immediate::Credit(rest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_immediates_come_back() {
+        let call = Call {
+            number: 7,
+            kind: Kind::Reduce,
+            data_type: DataType::Bf16,
+            reduction: Reduction::Average.number(),
+            algorithm: Algorithm::Tree,
+            root: 3,
+            count: Count::Each(1 << 40),
+        };
+        for count in [call.count, Count::Differ(0x1234)] {
+            let call = Call { count, ..call };
+            assert_eq!(Header::new(&call, Purpose::Call, 9).parse(), Ok((call, Purpose::Call)));
+        }
+        assert_eq!(call.to_string(), "call 7, reduce of 1099511627776 bf16 (avg), root 3, by tree");
+        for immediate in
+            [Immediate::Ring(640), Immediate::Staged(1 << 21), Immediate::Landed, Immediate::Credit(77)]
+        {
+            assert_eq!(Immediate::parse(immediate.value()), immediate);
+        }
+        assert_eq!(Header::BYTES, 32);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let mut bytes = [0xff; Header::BYTES];
+        assert_eq!(Header::read_from_bytes(&bytes).unwrap().parse(), Err("purpose"));
+        bytes[22] = 1;
+        assert_eq!(Header::read_from_bytes(&bytes).unwrap().parse(), Err("operation"));
+    }
+}

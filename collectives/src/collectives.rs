@@ -1,0 +1,527 @@
+//! The communicators of one process on one context.
+
+use std::sync::Arc;
+
+use ferroce::driver::Piece;
+use ferroce::driver::gpu::Device;
+use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller};
+use tracing::{debug, warn};
+use zerocopy::byteorder::big_endian::{U32, U64};
+
+use crate::card::{Card, gid_index};
+use crate::compute::Computer;
+use crate::control::Control;
+use crate::error::Cause;
+use crate::group::{Group, Outcome, Process};
+use crate::memory::{allocate, deregister, register};
+use crate::rendezvous::rendezvous;
+use crate::slab::{Handle, Slab};
+use crate::{At, Bootstrap, Error, MAX_SIZE, Operation, Options};
+
+/// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
+/// back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Buffer {
+    pub(crate) mr: Mr,
+}
+
+/// A group of ranks that carry out operations together, and this rank's place among them. A handle: [`Collectives`] has what
+/// it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Communicator {
+    handle: Handle,
+    rank: u32,
+    size: u32,
+}
+
+impl Communicator {
+    /// This rank, 0 to `size` − 1.
+    pub fn rank(self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(self) -> u32 {
+        self.size
+    }
+}
+
+/// Operations that have begun together. A handle, until [`test`](Collectives::test) or [`wait`](Collectives::wait) has said how
+/// they ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "an operation has ended when `test` or `wait` says so"]
+pub struct Request(Handle);
+
+/// The operations of a request.
+struct Pending {
+    communicator: Handle,
+    first: u64,
+    count: u64,
+}
+
+/// The communicators of one process on one context, which it owns. One thread owns it; [`Runner`](crate::Runner) gives it one.
+///
+/// Operations go on only in [`poll`](Collectives::poll), and in [`test`](Collectives::test) and [`wait`](Collectives::wait), which call
+/// it. Other ranks get their answers only there, too: whoever computes for long polls now and then, at least once in
+/// [`Options::retry_budget`], or leaves that to a runner.
+pub struct Collectives {
+    context: Context,
+    pd: Pd,
+    control: Control,
+    computer: Computer,
+    device: Option<Arc<dyn Device>>,
+    poller: Poller,
+    buffers: Vec<Buffer>,
+    groups: Slab<Group>,
+    requests: Slab<Pending>,
+    /// Messages of communicators that this rank has not joined yet come from ranks that have: they come again.
+    unknown: u64,
+}
+
+impl Collectives {
+    /// On a context.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], such as too few queue pairs; [`Error::Memory`].
+    pub fn new(context: Context) -> Result<Collectives, Error> {
+        Collectives::reducing(context, None)
+    }
+
+    /// As [`new`](Collectives::new), with a GPU that reduces. Its memory is what [`allocate`](Collectives::allocate) gives.
+    ///
+    /// Kernels that write a buffer have ended (`clFinish`, `cudaStreamSynchronize`, or an event) before an operation with it
+    /// begins, and those that read it begin behind it: operations wait for no stream of the program's. Other ranks may have another
+    /// device, or none.
+    ///
+    /// # Errors
+    /// As [`new`](Collectives::new); [`Error::Gpu`].
+    pub fn on_device(context: Context, device: Arc<dyn Device>) -> Result<Collectives, Error> {
+        Collectives::reducing(context, Some(device))
+    }
+
+    fn reducing(mut context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
+        let pd = context.alloc_pd()?;
+        let control = Control::new(&mut context, pd)?;
+        let (computer, poller) = (Computer::default(), Poller::new());
+        let (buffers, groups, requests) = (Vec::new(), Slab::default(), Slab::default());
+        Ok(Collectives {
+            context,
+            pd,
+            control,
+            computer,
+            device,
+            poller,
+            buffers,
+            groups,
+            requests,
+            unknown: 0,
+        })
+    }
+
+    /// The context, to look at its counters and its port.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Meets the other ranks and joins a communicator with them. It blocks until all are there.
+    ///
+    /// # Errors
+    /// Those of the rendezvous ([`Error::Missing`], [`Error::Connect`], [`Error::Refused`], ...), [`Error::Invalid`] for an
+    /// option, [`Error::Verbs`].
+    pub fn join(&mut self, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
+        let card = self.card(options)?;
+        let rank = bootstrap.rank();
+        let cards = match bootstrap.size() {
+            1 => vec![card],
+            _ => rendezvous(bootstrap, card)?,
+        };
+        self.join_with(rank, &cards, options)
+    }
+
+    /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
+    /// all, by whatever means, and call [`join_with`](Collectives::join_with). A card is good for one communicator.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an option.
+    pub fn card(&mut self, options: &Options) -> Result<Card, Error> {
+        options.check()?;
+        let (index, path_mtu) = gid_index(&self.context, options)?;
+        let [high, low] = [(); 2].map(|()| u64::from(self.context.random_psn().value()));
+        let host = options.host.unwrap_or_else(this_host);
+        Ok(Card {
+            gid: self.context.port().gids[index].gid.0,
+            qpn: U32::new(self.control.qpn.value()),
+            qkey: U32::new(self.control.qkey),
+            nonce: U64::new(high << 24 | low),
+            host: host.to_be_bytes(),
+            chunk_bytes: U32::new(options.chunk_bytes),
+            eager_bytes: U32::new(options.eager_bytes),
+            algorithm: U32::new(options.algorithm.map_or(0, |algorithm| algorithm as u32)),
+            byte_order: Card::BYTE_ORDER,
+            path_mtu: U32::new(path_mtu.bytes()),
+        })
+    }
+
+    /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
+    /// an operation needs it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no or too many cards, a rank outside, a card that is not of this process, and for options that
+    /// differ; [`Error::Verbs`].
+    pub fn join_with(&mut self, rank: u32, cards: &[Card], options: &Options) -> Result<Communicator, Error> {
+        options.check()?;
+        let size = u32::try_from(cards.len()).unwrap_or(u32::MAX);
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Error::invalid("number of cards", size, format!("1 to {MAX_SIZE}")));
+        }
+        let Some(own) = cards.get(rank as usize) else {
+            return Err(Error::invalid(
+                "rank",
+                rank,
+                format!("0 to {}, below the number of cards", size - 1),
+            ));
+        };
+        if own.qpn.get() != self.control.qpn.value() {
+            return Err(Error::invalid("card", format!("that of rank {rank}"), "the card of this process"));
+        }
+        for (peer, card) in (0..).zip(cards) {
+            if let Some(difference) = own.difference(rank, card, peer) {
+                return Err(Error::invalid("card", format!("that of rank {peer}"), difference));
+            }
+        }
+        self.poller = Poller::idling(options.idle);
+        let port = gid_index(&self.context, options)?;
+        let now = self.now();
+        let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options, port)?;
+        Ok(Communicator { handle: self.groups.insert(group), rank, size })
+    }
+
+    /// Registers memory for operations; local, and no other rank needs to do the same at the same time. Other ranks may write
+    /// it while an operation has it as output.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let buffer = Buffer { mr: register(&mut self.context, self.pd, memory, access)? };
+        self.buffers.push(buffer);
+        Ok(buffer)
+    }
+
+    /// Allocates `bytes` zeros and registers them: memory of the host, or of the device that reduces.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
+    pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        let memory = allocate(self.device.as_deref(), bytes)?;
+        self.register(memory)
+    }
+
+    /// Ends a registration and gives the memory back.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it.
+    pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
+        let Collectives { context, poller, .. } = self;
+        let memory = deregister(context, || poller.now(), buffer.mr)?;
+        self.buffers.retain(|other| *other != buffer);
+        Ok(memory)
+    }
+
+    /// Copies bytes of a buffer to `to`: those from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for bytes outside it.
+    pub fn read(&self, buffer: Buffer, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        Ok(self.context.read(buffer.mr, offset, to)?)
+    }
+
+    /// Copies `from` to the bytes of a buffer from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// As [`read`](Collectives::read).
+    pub fn write(&mut self, buffer: Buffer, offset: u64, from: &[u8]) -> Result<(), Error> {
+        Ok(self.context.write(buffer.mr, offset, from)?)
+    }
+
+    /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
+    /// [`read`](Collectives::read).
+    pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
+        Ok(self.context.bytes(buffer.mr)?)
+    }
+
+    /// As [`bytes`](Collectives::bytes), to write.
+    ///
+    /// # Errors
+    /// As [`bytes`](Collectives::bytes).
+    pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
+        Ok(self.context.bytes_mut(buffer.mr)?)
+    }
+
+    /// Bytes of a buffer of a GPU's memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` name them.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here or is memory of the host, and for bytes outside it.
+    pub fn piece(&self, buffer: Buffer, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        Ok(self.context.piece(buffer.mr, offset, len)?)
+    }
+
+    /// Begins an operation. Nothing is sent before the next [`poll`](Collectives::poll).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for counts, roots and buffers that do not fit; [`Error::Failed`] of a communicator that has failed;
+    /// [`Error::InvalidHandle`].
+    pub fn start(&mut self, communicator: Communicator, operation: &Operation) -> Result<Request, Error> {
+        self.start_all(communicator, std::slice::from_ref(operation))
+    }
+
+    /// Begins several operations as one request, which has ended when all of them have. Operations of two ranks are begun so
+    /// where each waits for the other.
+    ///
+    /// # Errors
+    /// As [`start`](Collectives::start), of the first operation that is refused; those before it have begun, and the communicator
+    /// is of no use any more if there are any.
+    pub fn start_all(
+        &mut self,
+        communicator: Communicator,
+        operations: &[Operation],
+    ) -> Result<Request, Error> {
+        let now = self.now();
+        let mut first = None;
+        for operation in operations {
+            let buffers = [self.length(operation.input)?, self.length(operation.output)?];
+            let (mut process, groups) = self.process(now);
+            let group =
+                groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+            match group.start(&mut process, operation, buffers) {
+                Ok(id) => first = first.or(Some(id)),
+                Err(error) => {
+                    if first.is_some() {
+                        group.fail(&process, Cause::Local { problem: error.to_string() });
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let pending = Pending {
+            communicator: communicator.handle,
+            first: first.unwrap_or(0),
+            count: operations.len() as u64,
+        };
+        Ok(Request(self.requests.insert(pending)))
+    }
+
+    /// Bytes of a buffer, if there is one.
+    fn length(&self, at: Option<At>) -> Result<u64, Error> {
+        at.map_or(Ok(0), |at| Ok(self.context.remote(at.buffer.mr)?.length))
+    }
+
+    /// Begins an operation and waits for its end.
+    ///
+    /// # Errors
+    /// As [`start`](Collectives::start) and [`wait`](Collectives::wait).
+    pub fn run(&mut self, communicator: Communicator, operation: &Operation) -> Result<(), Error> {
+        let request = self.start(communicator, operation)?;
+        self.wait(request)
+    }
+
+    /// Polls once. Whether a request has ended; its handle is of no use any more then.
+    ///
+    /// # Errors
+    /// [`Error::Failed`], which ends the request and the communicator: outputs hold anything then. [`Error::InvalidHandle`],
+    /// [`Error::Verbs`].
+    pub fn test(&mut self, request: Request) -> Result<bool, Error> {
+        let now = self.now();
+        self.poll(now)?;
+        self.has_ended(request)
+    }
+
+    /// Whether a request has ended, without a poll.
+    ///
+    /// # Errors
+    /// As [`test`](Collectives::test).
+    pub fn has_ended(&mut self, request: Request) -> Result<bool, Error> {
+        let pending = self.requests.get(request.0).ok_or(Error::InvalidHandle { what: "request" })?;
+        let Some(group) = self.groups.get(pending.communicator) else {
+            self.requests.remove(request.0);
+            return Err(Error::InvalidHandle { what: "communicator" });
+        };
+        for id in pending.first..pending.first + pending.count {
+            match group.outcome(id) {
+                Outcome::UnderWay => return Ok(false),
+                Outcome::Done => {}
+                Outcome::Failed(error) => {
+                    self.requests.remove(request.0);
+                    return Err(error);
+                }
+            }
+        }
+        self.requests.remove(request.0);
+        Ok(true)
+    }
+
+    /// Polls until a request has ended.
+    ///
+    /// # Errors
+    /// As [`test`](Collectives::test).
+    pub fn wait(&mut self, request: Request) -> Result<(), Error> {
+        loop {
+            match self.has_ended(request) {
+                Ok(false) => self.turn()?,
+                Ok(true) => return Ok(()),
+                Err(error) => {
+                    self.tell_failures()?;
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// One turn at the time `now`: of the context, and of all operations. Returns whether anything has moved.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] when the port is gone. What becomes of operations their requests tell.
+    pub fn poll(&mut self, now: Nanos) -> Result<bool, Error> {
+        let frames = self.context.poll(now)?;
+        let moved = self.progress(now)?;
+        if moved {
+            // What is to be sent goes at once.
+            self.context.poll(now)?;
+        }
+        Ok(moved || frames > 0)
+    }
+
+    /// Goes on with operations after a poll of the context.
+    fn progress(&mut self, now: Nanos) -> Result<bool, Error> {
+        let mut moved = false;
+        let (mut process, groups) = self.process(now);
+        while let Some(envelope) = process.control.next(process.context)? {
+            match groups.iter_mut().find(|group| group.id == envelope.communicator) {
+                Some(group) => group.hear(&mut process, envelope.from, envelope.message)?,
+                None => {
+                    debug!("a control message of communicator {:016x}, unknown here", envelope.communicator)
+                }
+            }
+            moved = true;
+        }
+        for group in groups.iter_mut() {
+            moved |= group.poll(&mut process)?;
+        }
+        Ok(moved)
+    }
+
+    /// One turn, and a rest if there was nothing to do.
+    fn turn(&mut self) -> Result<(), Error> {
+        self.poller.poll(&mut self.context)?;
+        let now = self.now();
+        if self.progress(now)? {
+            self.context.poll(now)?;
+        }
+        Ok(())
+    }
+
+    /// Polls until the others know which communicators have failed, for half a second at most.
+    fn tell_failures(&mut self) -> Result<(), Error> {
+        while self.groups.iter_mut().any(|group| group.is_telling()) {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Ends a communicator on all ranks: what is under way fails there with `reason`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn abort(&mut self, communicator: Communicator, reason: &str) -> Result<(), Error> {
+        let now = self.now();
+        let (process, groups) = self.process(now);
+        let group =
+            groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.fail(&process, Cause::Local { problem: format!("aborted: {reason}") });
+        self.tell_failures()
+    }
+
+    /// Leaves a communicator: polls until all ranks have called it, so that nobody's last packet goes unanswered, and frees what
+    /// it has. A communicator that has failed is left at once.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a rank has gone without it; everything is freed then too. [`Error::InvalidHandle`].
+    pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let has_failed = group.failure().is_some();
+        let left =
+            if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
+        self.tell_failures()?;
+        if let Some(group) = self.groups.remove(communicator.handle) {
+            let Collectives { context, poller, .. } = self;
+            group.destroy(context, || poller.now())?;
+        }
+        left
+    }
+
+    /// A barrier, whose last messages are acknowledged on both sides.
+    fn say_farewell(&mut self, communicator: Communicator) -> Result<(), Error> {
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.begin_to_leave();
+        }
+        self.run(communicator, &Operation::barrier())?;
+        while let Some(group) = self.groups.get_mut(communicator.handle) {
+            if group.has_left() {
+                group.acknowledge(&mut self.context)?;
+                let now = self.now();
+                self.context.poll(now)?;
+                break;
+            }
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Leaves all communicators and gives the context back. Buffers that are registered still are freed.
+    ///
+    /// # Errors
+    /// As [`leave`](Collectives::leave), of the first that fails; [`Error::Verbs`].
+    pub fn finish(mut self) -> Result<Context, Error> {
+        let communicators: Vec<Communicator> = self
+            .groups
+            .handles()
+            .filter_map(|handle| {
+                let group = self.groups.get(handle)?;
+                Some(Communicator { handle, rank: group.rank, size: group.size() })
+            })
+            .collect();
+        let mut first = Ok(());
+        for communicator in communicators {
+            if let Err(error) = self.leave(communicator) {
+                warn!(%error, "leaving a communicator");
+                first = first.and(Err(error));
+            }
+        }
+        let Collectives { mut context, mut poller, control, buffers, pd, .. } = self;
+        for buffer in buffers {
+            deregister(&mut context, || poller.now(), buffer.mr)?;
+        }
+        control.destroy(&mut context, || poller.now())?;
+        context.dealloc_pd(pd)?;
+        first.map(|()| context)
+    }
+
+    fn now(&mut self) -> Nanos {
+        self.poller.now().max(self.context.now())
+    }
+
+    fn process(&mut self, now: Nanos) -> (Process<'_>, &mut Slab<Group>) {
+        let Collectives { context, control, computer, pd, device, groups, .. } = self;
+        (Process { context, control, computer, pd: *pd, device: device.as_deref(), now }, groups)
+    }
+}
+
+/// What the kernel has drawn when it started.
+fn this_host() -> u128 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(id.trim().replace('-', "").as_str(), 16).unwrap_or(0)
+}

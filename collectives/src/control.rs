@@ -1,0 +1,365 @@
+//! Control messages between any two ranks: datagrams of an unreliable queue pair, so that they need no connection and reach a
+//! rank whose connections have failed. Whoever needs an answer asks again.
+
+use ferroce::{
+    Access, AddressVector, Ah, Context, Cq, Data, Destination, Gid, Mr, Pd, Qp, QpConfig, Qpn,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, WcStatus,
+};
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::Error;
+use crate::channel::Link;
+use crate::channel::message::Header;
+use crate::memory::{allocate, deregister, register};
+
+/// What one rank tells another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// The sender's end of the channel between both.
+    Hello {
+        link: Link,
+        /// The sender knows the receiver's end, and is ready to receive there.
+        has_heard: bool,
+        /// The sender has been told that the receiver is ready: it needs no answer.
+        is_open: bool,
+    },
+    /// Is the receiver there, and what is its operation with this number?
+    Ping { call: u32 },
+    /// It is. How many operations of all ranks it has called, and which has the number.
+    Pong { calls: u32, call: Option<Header> },
+    /// The communicator is of no use any more.
+    Abort { origin: u32, lost: Option<u32>, reason: String },
+    /// The sender knows that.
+    Aborted,
+}
+
+/// A message, and of which communicator and rank it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Envelope {
+    pub(crate) communicator: u64,
+    pub(crate) from: u32,
+    pub(crate) message: Message,
+}
+
+/// A rank's control queue pair, as others know it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mailbox {
+    pub(crate) ah: Ah,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: u32,
+}
+
+/// The queue pair of this process.
+pub(crate) struct Control {
+    qp: Qp,
+    cq: Cq,
+    memory: Mr,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: u32,
+    under_way: u32,
+}
+
+/// A message as it travels.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Frame {
+    magic: [u8; 4],
+    version: u8,
+    kind: u8,
+    flags: u8,
+    length: u8,
+    communicator: U64,
+    from: U32,
+    /// By kind: of a HELLO the queue pair number; of a PING, and a PONG, the number of calls; of an ABORT the rank that failed
+    /// first, and the one that is gone.
+    first: U32,
+    second: U32,
+    body: [u8; BODY],
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct HelloBody {
+    ring: U64,
+    ring_key: U32,
+    ring_bytes: U32,
+    depth: U32,
+    path_mtu: U32,
+}
+
+const MAGIC: [u8; 4] = *b"frcl";
+const VERSION: u8 = 1;
+/// All of a frame fits into the smallest path MTU.
+const BODY: usize = 160;
+const HELLO: u8 = 1;
+const PING: u8 = 2;
+const PONG: u8 = 3;
+const ABORT: u8 = 4;
+const ABORTED: u8 = 5;
+const HAS_HEARD: u8 = 1;
+const IS_OPEN: u8 = 2;
+const NOBODY: u32 = u32::MAX;
+
+/// Receives that are posted, and sends that may be under way. What comes while there are none is lost, and is sent again.
+const RECEIVES: u32 = 256;
+const SENDS: u32 = 128;
+/// Room for a GRH before each message.
+const GRH: usize = 40;
+const SLOT: usize = GRH + size_of::<Frame>();
+
+impl Control {
+    pub(crate) fn new(context: &mut Context, pd: Pd) -> Result<Control, Error> {
+        let cq = context.create_cq(RECEIVES + SENDS)?;
+        let config = QpConfig::ud(pd, cq)
+            .max_send_wr(SENDS)
+            .max_recv_wr(RECEIVES)
+            .max_send_sge(1)
+            .max_recv_sge(1)
+            .max_inline_data(size_of::<Frame>() as u32)
+            .signal_all(true);
+        let qp = context.create_qp(&config)?;
+        let memory = allocate(None, RECEIVES as usize * SLOT)?;
+        let memory = register(context, pd, memory, Access::LOCAL_WRITE)?;
+        let qkey = context.random_psn().value();
+        context.start_datagrams(qp, qkey)?;
+        let qpn = context.query_qp(qp)?.qpn;
+        let control = Control { qp, cq, memory, qpn, qkey, under_way: 0 };
+        for slot in 0..RECEIVES {
+            control.post_receive(context, slot.into())?;
+        }
+        Ok(control)
+    }
+
+    pub(crate) fn destroy(
+        self,
+        context: &mut Context,
+        now: impl FnMut() -> ferroce::Nanos,
+    ) -> Result<(), Error> {
+        context.destroy_qp(self.qp)?;
+        context.destroy_cq(self.cq)?;
+        deregister(context, now, self.memory).map(drop)
+    }
+
+    /// Where a peer's messages go.
+    pub(crate) fn address(
+        context: &mut Context,
+        pd: Pd,
+        (gid, gid_index): (Gid, usize),
+        traffic_class: u8,
+    ) -> Result<Ah, Error> {
+        Ok(context.create_ah(pd, &AddressVector::new(gid, gid_index).traffic_class(traffic_class))?)
+    }
+
+    /// Sends a message, unless too many are under way: it may be lost in any case.
+    pub(crate) fn send(
+        &mut self,
+        context: &mut Context,
+        to: Mailbox,
+        envelope: &Envelope,
+    ) -> Result<(), Error> {
+        if self.under_way >= SENDS {
+            return Ok(());
+        }
+        let frame = envelope.frame();
+        let op = SendOp::SendTo(Destination { ah: to.ah, qpn: to.qpn, qkey: to.qkey });
+        let data = Data::Inline(frame.as_bytes());
+        let wr = SendWorkRequest { wr_id: SENT, op, data, flags: SendFlags::SIGNALED };
+        context.post_send(self.qp, &wr)?;
+        self.under_way += 1;
+        Ok(())
+    }
+
+    /// The next message that has come. What makes no sense is dropped.
+    pub(crate) fn next(&mut self, context: &mut Context) -> Result<Option<Envelope>, Error> {
+        while let Some(wc) = context.poll_cq(self.cq)? {
+            if wc.wr_id == SENT {
+                self.under_way -= 1;
+                continue;
+            }
+            let mut frame = Frame::new_zeroed();
+            let is_whole = wc.status == WcStatus::Success && wc.byte_len as usize == SLOT;
+            if is_whole {
+                let at = wc.wr_id * SLOT as u64 + GRH as u64;
+                context.read(self.memory, at, frame.as_mut_bytes())?;
+            }
+            self.post_receive(context, wc.wr_id)?;
+            if let Some(envelope) = is_whole.then(|| Envelope::parse(&frame)).flatten() {
+                return Ok(Some(envelope));
+            }
+        }
+        Ok(None)
+    }
+
+    fn post_receive(&self, context: &mut Context, slot: u64) -> Result<(), Error> {
+        let sge = Sge { mr: self.memory, offset: slot * SLOT as u64, length: SLOT as u32 };
+        Ok(context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: slot, sges: &[sge] })?)
+    }
+}
+
+/// The work request id of sends. Those of receives are slots of the memory.
+const SENT: u64 = u64::MAX;
+
+impl Envelope {
+    fn frame(&self) -> Frame {
+        let mut frame = Frame {
+            magic: MAGIC,
+            version: VERSION,
+            kind: 0,
+            flags: 0,
+            length: 0,
+            communicator: U64::new(self.communicator),
+            from: U32::new(self.from),
+            first: U32::new(0),
+            second: U32::new(0),
+            body: [0; BODY],
+        };
+        let body = match &self.message {
+            Message::Hello { link, has_heard, is_open } => {
+                frame.kind = HELLO;
+                frame.flags = if *has_heard { HAS_HEARD } else { 0 } | if *is_open { IS_OPEN } else { 0 };
+                (frame.first, frame.second) = (U32::new(link.qpn), U32::new(link.psn));
+                let body = HelloBody {
+                    ring: U64::new(link.ring),
+                    ring_key: U32::new(link.ring_key),
+                    ring_bytes: U32::new(link.ring_bytes),
+                    depth: U32::new(link.depth),
+                    path_mtu: U32::new(link.path_mtu),
+                };
+                body.as_bytes().to_vec()
+            }
+            Message::Ping { call } => {
+                frame.kind = PING;
+                frame.first = U32::new(*call);
+                Vec::new()
+            }
+            Message::Pong { calls, call } => {
+                frame.kind = PONG;
+                frame.first = U32::new(*calls);
+                call.as_ref().map(|header| header.as_bytes().to_vec()).unwrap_or_default()
+            }
+            Message::Abort { origin, lost, reason } => {
+                frame.kind = ABORT;
+                (frame.first, frame.second) = (U32::new(*origin), U32::new(lost.unwrap_or(NOBODY)));
+                let end = (0..=reason.len().min(BODY)).rev().find(|end| reason.is_char_boundary(*end));
+                reason.as_bytes()[..end.unwrap_or(0)].to_vec()
+            }
+            Message::Aborted => {
+                frame.kind = ABORTED;
+                Vec::new()
+            }
+        };
+        frame.length = body.len() as u8;
+        frame.body[..body.len()].copy_from_slice(&body);
+        frame
+    }
+
+    fn parse(frame: &Frame) -> Option<Envelope> {
+        if frame.magic != MAGIC || frame.version != VERSION {
+            return None;
+        }
+        let body = frame.body.get(..usize::from(frame.length))?;
+        let (first, second) = (frame.first.get(), frame.second.get());
+        let message = match frame.kind {
+            HELLO => {
+                let body = HelloBody::ref_from_bytes(body).ok()?;
+                let link = Link {
+                    qpn: first,
+                    psn: second,
+                    path_mtu: body.path_mtu.get(),
+                    ring: body.ring.get(),
+                    ring_key: body.ring_key.get(),
+                    ring_bytes: body.ring_bytes.get(),
+                    depth: body.depth.get(),
+                };
+                let [has_heard, is_open] = [HAS_HEARD, IS_OPEN].map(|flag| frame.flags & flag != 0);
+                Message::Hello { link, has_heard, is_open }
+            }
+            PING => Message::Ping { call: first },
+            PONG if body.is_empty() => Message::Pong { calls: first, call: None },
+            PONG => Message::Pong { calls: first, call: Some(Header::read_from_bytes(body).ok()?) },
+            ABORT => {
+                // Whoever it is, it has no say in how a terminal behaves.
+                let reason = String::from_utf8_lossy(body).replace(ferroce::is_unprintable, "\u{fffd}");
+                Message::Abort { origin: first, lost: Some(second).filter(|rank| *rank != NOBODY), reason }
+            }
+            ABORTED => Message::Aborted,
+            _ => return None,
+        };
+        Some(Envelope { communicator: frame.communicator.get(), from: frame.from.get(), message })
+    }
+}
+
+/// Bytes of anybody's as a message.
+#[cfg(fuzzing)]
+pub(crate) fn parse(bytes: &[u8]) {
+    if let Ok(frame) = Frame::read_from_bytes(bytes) {
+        if let Some(envelope) = Envelope::parse(&frame) {
+            assert_eq!(Envelope::parse(&envelope.frame()).as_ref(), Some(&envelope));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::message::{Call, Count, Purpose};
+    use crate::operation::Kind;
+    use crate::schedule::Algorithm;
+    use ferroce::driver::reduction::DataType;
+
+    #[test]
+    fn messages_come_back() {
+        let link =
+            Link { qpn: 1, psn: 2, path_mtu: 4096, ring: 1 << 40, ring_key: 3, ring_bytes: 4, depth: 5 };
+        let call = Call {
+            number: 9,
+            kind: Kind::AllGather,
+            data_type: DataType::F32,
+            reduction: 0,
+            algorithm: Algorithm::Ring,
+            root: 0,
+            count: Count::Each(5),
+        };
+        for message in [
+            Message::Hello { link, has_heard: true, is_open: false },
+            Message::Hello { link, has_heard: false, is_open: true },
+            Message::Ping { call: 7 },
+            Message::Pong { calls: 7, call: None },
+            Message::Pong { calls: 9, call: Some(Header::new(&call, Purpose::Call, 0)) },
+            Message::Abort { origin: 3, lost: None, reason: "why".to_owned() },
+            Message::Abort { origin: 3, lost: Some(0), reason: String::new() },
+            Message::Aborted,
+        ] {
+            let envelope = Envelope { communicator: u64::MAX - 1, from: 77, message };
+            assert_eq!(Envelope::parse(&envelope.frame()), Some(envelope));
+        }
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        let reason = "ü".repeat(100);
+        let message = Message::Abort { origin: 0, lost: None, reason };
+        let frame = Envelope { communicator: 1, from: 0, message }.frame();
+        let Some(Envelope { message: Message::Abort { reason, .. }, .. }) = Envelope::parse(&frame) else {
+            panic!("an abort")
+        };
+        assert_eq!(reason, "ü".repeat(BODY / 2));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_dropped() {
+        let good = Envelope { communicator: 1, from: 0, message: Message::Aborted }.frame();
+        for spoil in [
+            |frame: &mut Frame| frame.magic[0] = 0,
+            |frame: &mut Frame| frame.version = 2,
+            |frame: &mut Frame| frame.kind = 99,
+            |frame: &mut Frame| frame.length = 255,
+            |frame: &mut Frame| (frame.kind, frame.length) = (HELLO, 3),
+        ] {
+            let mut bad = good;
+            spoil(&mut bad);
+            assert_eq!(Envelope::parse(&bad), None);
+        }
+    }
+}

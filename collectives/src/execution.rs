@@ -1,0 +1,529 @@
+//! One operation under way: a schedule, carried out on channels and memory.
+
+use ferroce::driver::gpu::Device;
+use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
+use ferroce::{Context, Mr, Nanos, Pd, RKey, RemoteAddress, Sge};
+use zerocopy::IntoBytes;
+
+use crate::channel::message::{Call, Grant, Purpose};
+use crate::channel::{Channel, Waiting};
+use crate::compute::{Computer, Operands};
+use crate::error::Cause;
+use crate::operation::Reduction;
+use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
+
+/// An operation that has begun and has not ended.
+pub(crate) struct Execution {
+    pub(crate) id: u64,
+    pub(crate) call: Call,
+    pub(crate) schedule: Schedule,
+    places: Places,
+    arithmetic: What,
+    done: Vec<bool>,
+    /// Steps that are not done.
+    left: usize,
+    lanes: Vec<Lane>,
+    /// When something moved last.
+    pub(crate) moved: Nanos,
+}
+
+/// Where elements are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Places {
+    pub(crate) input: Option<(Mr, u64)>,
+    pub(crate) output: Option<(Mr, u64)>,
+    pub(crate) scratch: Option<(Mr, u64)>,
+}
+
+/// What is done with elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct What {
+    pub(crate) data_type: DataType,
+    pub(crate) reduction: Option<Reduction>,
+    /// The number of ranks.
+    pub(crate) size: u32,
+}
+
+/// Steps that happen one after the other.
+struct Lane {
+    way: Way,
+    peer: u32,
+    steps: Vec<u32>,
+    next: usize,
+    /// The peer knows which call it is (a lane that sends), or where its chunks go (one that receives).
+    is_told: bool,
+    /// Where the peer wants its chunks.
+    grant: Option<RemoteAddress>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Send,
+    Receive,
+    Local,
+}
+
+/// What operations of a communicator share.
+pub(crate) struct Tools<'a> {
+    pub(crate) context: &'a mut Context,
+    pub(crate) pd: Pd,
+    pub(crate) device: Option<&'a dyn Device>,
+    pub(crate) computer: &'a mut Computer,
+    /// By rank.
+    pub(crate) links: &'a mut [crate::group::Peer],
+    pub(crate) now: Nanos,
+    /// Bytes that may still be combined before packets are looked after again.
+    pub(crate) budget: usize,
+}
+
+/// Why a step could not be made.
+pub(crate) enum Trouble {
+    /// The operation fails.
+    Cause(Cause),
+    /// A verb was refused.
+    Error(crate::Error),
+}
+
+impl From<crate::Error> for Trouble {
+    fn from(error: crate::Error) -> Trouble {
+        Trouble::Error(error)
+    }
+}
+
+impl From<ferroce::Error> for Trouble {
+    fn from(error: ferroce::Error) -> Trouble {
+        Trouble::Error(error.into())
+    }
+}
+
+impl Places {
+    fn get(&self, place: Place) -> Option<(Mr, u64)> {
+        match place {
+            Place::Input => self.input,
+            Place::Output => self.output,
+            Place::Scratch => self.scratch,
+        }
+    }
+}
+
+impl Execution {
+    pub(crate) fn new(
+        id: u64,
+        call: Call,
+        schedule: Schedule,
+        places: Places,
+        arithmetic: What,
+        now: Nanos,
+    ) -> Execution {
+        let count = schedule.steps.len();
+        let mut execution = Execution {
+            id,
+            call,
+            schedule,
+            places,
+            arithmetic,
+            done: vec![false; count],
+            left: count,
+            lanes: Vec::new(),
+            moved: now,
+        };
+        for step in 0..count {
+            execution.enlist(step);
+        }
+        execution
+    }
+
+    /// Puts a step into the lanes that it is in.
+    fn enlist(&mut self, step: usize) {
+        let Execution { schedule, lanes, .. } = self;
+        match &schedule.steps[step] {
+            Step::Send { peer, .. } => lane(lanes, Way::Send, *peer).steps.push(step as u32),
+            Step::Land { peer, .. } => lane(lanes, Way::Receive, *peer).steps.push(step as u32),
+            Step::Combine { operands, .. } => {
+                let mut is_local = true;
+                for operand in schedule.operands(operands) {
+                    if let Operand::Arrival(peer) = operand {
+                        lane(lanes, Way::Receive, *peer).steps.push(step as u32);
+                        is_local = false;
+                    }
+                }
+                if is_local {
+                    lane(lanes, Way::Local, 0).steps.push(step as u32);
+                }
+            }
+        }
+    }
+
+    /// The peers that it sends to, and those that it receives from.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = (u32, bool)> {
+        self.lanes.iter().filter(|lane| lane.way != Way::Local).map(|lane| (lane.peer, lane.way == Way::Send))
+    }
+
+    /// The ranks that something is still to come from, or to go to.
+    pub(crate) fn waits_for(&self) -> impl Iterator<Item = u32> {
+        self.peers().map(|(peer, _)| peer).filter(|peer| {
+            self.lanes.iter().any(|lane| {
+                lane.peer == *peer
+                    && lane.way != Way::Local
+                    && lane.steps.iter().any(|step| !self.done[*step as usize])
+            })
+        })
+    }
+
+    /// Whether all is done.
+    pub(crate) fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// How many steps there are, and how many are done.
+    pub(crate) fn progress(&self) -> (usize, usize) {
+        (self.done.len(), self.done.len() - self.left)
+    }
+
+    /// The memory of a step that sends is free again.
+    pub(crate) fn sent(&mut self, step: u32) {
+        self.finish(step as usize);
+    }
+
+    fn finish(&mut self, step: usize) {
+        if !std::mem::replace(&mut self.done[step], true) {
+            self.left -= 1;
+        }
+    }
+
+    /// A peer says where its chunks go. Whether it is this operation's.
+    pub(crate) fn granted(&mut self, peer: u32, grant: &Grant) {
+        let to = RemoteAddress { addr: grant.output.get(), rkey: RKey::new(grant.output_key.get()) };
+        lane(&mut self.lanes, Way::Send, peer).grant = Some(to);
+    }
+
+    /// Makes all steps that can be made. Whether there were any.
+    pub(crate) fn advance(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let mut has_moved = false;
+        loop {
+            let mut moved = false;
+            for index in 0..self.lanes.len() {
+                moved |= match self.lanes[index].way {
+                    Way::Send => self.send(index, tools)?,
+                    Way::Receive => self.receive(index, tools)?,
+                    Way::Local => self.compute(index, tools)?,
+                };
+            }
+            has_moved |= moved;
+            if !moved || tools.budget == 0 {
+                break;
+            }
+        }
+        if has_moved {
+            self.moved = tools.now;
+        }
+        Ok(has_moved)
+    }
+
+    fn is_ready(&self, step: usize) -> bool {
+        self.schedule.after(step).iter().all(|before| self.done[*before as usize])
+    }
+
+    fn bytes(&self, len: usize) -> usize {
+        len * self.arithmetic.data_type.size()
+    }
+
+    fn sge(&self, spot: Spot, bytes: usize) -> Result<Sge, Trouble> {
+        let (mr, offset) = self.places.get(spot.place).ok_or_else(|| no_memory(spot.place))?;
+        Ok(Sge { mr, offset: offset + self.bytes(spot.at) as u64, length: bytes as u32 })
+    }
+
+    /// Sends what may be sent in a lane.
+    fn send(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let peer = self.lanes[index].peer as usize;
+        let link = &mut tools.links[peer];
+        if link.sends.front() != Some(&self.id) {
+            return Ok(false);
+        }
+        let Some(channel) = &mut link.channel else { return Ok(false) };
+        let mut moved = false;
+        while let Some(&step) = self.lanes[index].steps.get(self.lanes[index].next) {
+            let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else { break };
+            if !self.is_ready(step as usize) {
+                return Ok(moved);
+            }
+            let bytes = self.bytes(len);
+            let is_short = lands.is_none() && bytes <= channel.eager_bytes() as usize;
+            let has_gone = if is_short {
+                let source = if len > 0 { Some(self.sge(from, bytes)?) } else { None };
+                channel.send_short(
+                    tools.context,
+                    &self.call,
+                    Purpose::Elements,
+                    bytes as u32,
+                    |context, mirror, at| {
+                        let Some(source) = source else { return Ok(()) };
+                        tools.computer.copy(
+                            context,
+                            Sge { mr: mirror, offset: at.into(), length: source.length },
+                            source,
+                        )
+                    },
+                )?
+            } else {
+                self.send_chunk(index, step, tools.context, channel)?
+            };
+            if !has_gone {
+                return Ok(moved);
+            }
+            if is_short {
+                self.lanes[index].is_told = true;
+                self.finish(step as usize);
+            }
+            self.lanes[index].next += 1;
+            moved = true;
+        }
+        if self.lanes[index].next == self.lanes[index].steps.len() {
+            link.sends.pop_front();
+        }
+        Ok(moved)
+    }
+
+    /// Sends a chunk, once the peer has said where it goes.
+    fn send_chunk(
+        &mut self,
+        index: usize,
+        step: u32,
+        context: &mut Context,
+        channel: &mut Channel,
+    ) -> Result<bool, Trouble> {
+        let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else {
+            return Ok(false);
+        };
+        let source = self.sge(from, self.bytes(len))?;
+        let target = match (lands, self.lanes[index].grant) {
+            (Some(at), Some(base)) => {
+                Some(RemoteAddress { addr: base.addr.wrapping_add(self.bytes(at) as u64), ..base })
+            }
+            (Some(_), None) => return Ok(false),
+            (None, _) if !channel.has_staging_for(source.length) => return Ok(false),
+            (None, _) => None,
+        };
+        if !self.lanes[index].is_told {
+            if !channel.send_short(context, &self.call, Purpose::Call, 0, |_, _, _| Ok(()))? {
+                return Ok(false);
+            }
+            self.lanes[index].is_told = true;
+        }
+        let waiting = Waiting { operation: self.id, step };
+        Ok(match target {
+            Some(target) => channel.send_landing(context, source, target, waiting)?,
+            None => channel.send_staged(context, source, waiting)?,
+        })
+    }
+
+    /// Takes what has come in a lane.
+    fn receive(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let peer = self.lanes[index].peer as usize;
+        if !self.lanes[index].is_told {
+            self.lanes[index].is_told = self.grant(index, tools)?;
+        }
+        let mut moved = false;
+        while tools.budget > 0 {
+            let lane = &mut self.lanes[index];
+            // Steps with several arrivals are in several lanes.
+            while lane.steps.get(lane.next).is_some_and(|step| self.done[*step as usize]) {
+                lane.next += 1;
+            }
+            let Some(&step) = lane.steps.get(lane.next) else {
+                if tools.links[peer].receives.front() == Some(&self.id) {
+                    tools.links[peer].receives.pop_front();
+                }
+                break;
+            };
+            if !self.is_ready(step as usize) || !self.can_take(step as usize, tools)? {
+                break;
+            }
+            self.take(step as usize, tools)?;
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Tells a peer where its chunks go, if it has to know. Whether it knows.
+    fn grant(&self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let Lane { peer, steps, .. } = &self.lanes[index];
+        let link = &mut tools.links[*peer as usize];
+        let Some(channel) = &mut link.channel else { return Ok(false) };
+        let eager = channel.eager_bytes() as usize;
+        let lands = steps.iter().any(|step| matches!(self.schedule.steps[*step as usize], Step::Land { .. }));
+        let is_staged = steps.iter().any(|step| {
+            matches!(&self.schedule.steps[*step as usize], Step::Combine { len, .. } if self.bytes(*len) > eager)
+        });
+        let tells_staging = is_staged && !channel.staging_is_told;
+        if !lands && !tells_staging {
+            return Ok(true);
+        }
+        if tells_staging {
+            channel.make_staging(tools.context, tools.pd, tools.device)?;
+        }
+        let output = match (lands, self.places.output) {
+            (true, Some((mr, offset))) => {
+                let own = tools.context.remote(mr)?;
+                let base = offset + self.bytes(self.schedule.base(*peer)) as u64;
+                Some(RemoteAddress { addr: own.addr.wrapping_add(base), rkey: own.rkey })
+            }
+            (true, None) => return Err(no_memory(Place::Output)),
+            (false, _) => None,
+        };
+        let grant = channel.grant(tools.context, output)?;
+        let bytes = size_of::<Grant>() as u32;
+        let told =
+            channel.send_short(tools.context, &self.call, Purpose::Grant, bytes, |context, mirror, at| {
+                Ok(context.write(mirror, at.into(), grant.as_bytes())?)
+            })?;
+        channel.staging_is_told |= told && tells_staging;
+        Ok(told)
+    }
+
+    /// Whether all that a step takes has come.
+    fn can_take(&self, step: usize, tools: &Tools<'_>) -> Result<bool, Trouble> {
+        match &self.schedule.steps[step] {
+            Step::Send { .. } => Ok(false),
+            Step::Land { peer, len, .. } => self.has_come(*peer, *len, true, tools),
+            Step::Combine { operands, len, .. } => {
+                for operand in self.schedule.operands(operands) {
+                    if let Operand::Arrival(peer) = operand
+                        && !(self.is_front(*peer, step) && self.has_come(*peer, *len, false, tools)?)
+                    {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// Whether a step is the next one to take something from a peer.
+    fn is_front(&self, peer: u32, step: usize) -> bool {
+        let lane = self.lanes.iter().find(|lane| lane.way == Way::Receive && lane.peer == peer);
+        lane.is_some_and(|lane| {
+            lane.steps[lane.next..].iter().find(|step| !self.done[**step as usize]) == Some(&(step as u32))
+        })
+    }
+
+    /// Whether the next message of a peer has come, which is of this operation and as long as it is due.
+    fn has_come(&self, peer: u32, len: usize, lands: bool, tools: &Tools<'_>) -> Result<bool, Trouble> {
+        let link = &tools.links[peer as usize];
+        if link.receives.front() != Some(&self.id) {
+            return Ok(false);
+        }
+        let Some(arrival) = link.channel.as_ref().and_then(|channel| channel.arrival()) else {
+            return Ok(false);
+        };
+        if arrival.call != self.call {
+            let (ours, theirs) = (self.call.to_string(), arrival.call.to_string());
+            return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
+        }
+        if arrival.bytes as usize != self.bytes(len) || arrival.from.is_none() != lands {
+            let way = |lands| if lands { "to its place" } else { "to be combined" };
+            let problem = format!(
+                "{} bytes {}, where {} bytes {} were due",
+                arrival.bytes,
+                way(arrival.from.is_none()),
+                self.bytes(len),
+                way(lands)
+            );
+            return Err(Trouble::Cause(Cause::Protocol { peer, problem }));
+        }
+        Ok(true)
+    }
+
+    /// Makes a step for which all has come.
+    fn take(&mut self, step: usize, tools: &mut Tools<'_>) -> Result<(), Trouble> {
+        match &self.schedule.steps[step] {
+            Step::Send { .. } => {}
+            Step::Land { peer, .. } => took(tools, *peer),
+            Step::Combine { to, len, operands, finish } => {
+                let bytes = self.bytes(*len);
+                let operands = self.schedule.operands(operands);
+                if *len > 0 {
+                    let mut sources = Operands::new();
+                    for operand in operands {
+                        sources.push(match operand {
+                            Operand::Own(spot) => self.sge(*spot, bytes)?,
+                            Operand::Arrival(peer) => arrived(tools, *peer, bytes)?,
+                        });
+                    }
+                    let target = self.sge(*to, bytes)?;
+                    self.combine(*finish, target, &sources, tools)?;
+                }
+                for operand in operands {
+                    if let Operand::Arrival(peer) = operand {
+                        took(tools, *peer);
+                    }
+                }
+                tools.budget = tools.budget.saturating_sub(bytes.max(1));
+            }
+        }
+        self.finish(step);
+        Ok(())
+    }
+
+    fn combine(
+        &self,
+        finish: Finish,
+        target: Sge,
+        sources: &Operands,
+        tools: &mut Tools<'_>,
+    ) -> Result<(), Trouble> {
+        let What { data_type, reduction, size } = self.arithmetic;
+        let computer = &mut *tools.computer;
+        if let (Finish::Scale, Some(Reduction::PreMulSum(factor))) = (finish, reduction) {
+            return Ok(computer.scale(tools.context, data_type, target, sources[0], factor)?);
+        }
+        let op = reduction.map_or(ferroce::driver::reduction::ReduceOp::Sum, Reduction::op);
+        let arithmetic = Arithmetic::new(data_type, op);
+        let arithmetic = if finish == Finish::Whole { arithmetic.divide_by(size) } else { arithmetic };
+        Ok(computer.reduce(tools.context, arithmetic, target, sources)?)
+    }
+
+    /// Makes the steps of a lane that nobody else is needed for.
+    fn compute(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let mut moved = false;
+        while tools.budget > 0
+            && let Some(&step) = self.lanes[index].steps.get(self.lanes[index].next)
+            && self.is_ready(step as usize)
+        {
+            self.take(step as usize, tools)?;
+            self.lanes[index].next += 1;
+            moved = true;
+        }
+        Ok(moved)
+    }
+}
+
+/// The lane of a peer, made if there is none.
+fn lane(lanes: &mut Vec<Lane>, way: Way, peer: u32) -> &mut Lane {
+    let found = lanes.iter().position(|lane| lane.way == way && lane.peer == peer);
+    let index = found.unwrap_or_else(|| {
+        lanes.push(Lane { way, peer, steps: Vec::new(), next: 0, is_told: false, grant: None });
+        lanes.len() - 1
+    });
+    &mut lanes[index]
+}
+
+/// Where the next message of a peer is.
+fn arrived(tools: &Tools<'_>, peer: u32, bytes: usize) -> Result<Sge, Trouble> {
+    let channel = tools.links[peer as usize].channel.as_ref();
+    let from = channel.and_then(|channel| channel.arrival()).and_then(|arrival| arrival.from);
+    let (mr, offset) = from.ok_or_else(|| {
+        Trouble::Cause(Cause::Protocol { peer, problem: "no message where one was".to_owned() })
+    })?;
+    Ok(Sge { mr, offset: offset.into(), length: bytes as u32 })
+}
+
+fn took(tools: &mut Tools<'_>, peer: u32) {
+    if let Some(channel) = &mut tools.links[peer as usize].channel {
+        channel.take();
+    }
+}
+
+fn no_memory(place: Place) -> Trouble {
+    Trouble::Cause(Cause::Local { problem: format!("no memory was given as {place:?}") })
+}

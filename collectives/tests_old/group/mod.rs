@@ -1,0 +1,173 @@
+//! Ranks as threads, on a switch inside the process.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use ferroce::driver::gpu;
+use ferroce::driver::loopback::{Switch, SwitchConfig};
+use ferroce::driver::{self, Error as DriverError};
+use ferroce::driver::{FilteredSource, FrameSource, Sent};
+use ferroce::{Config, Context, Device, Nanos, PacketDriver};
+use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
+
+/// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
+pub(crate) fn options() -> Options {
+    Options::default()
+        .chunk_bytes(16 << 10)
+        .chunks_in_flight(8)
+        .ack_timeout(Duration::from_millis(130))
+        .probe_interval(Duration::from_millis(100))
+        .stall_timeout(Duration::from_secs(30))
+}
+
+/// Runs `body` as every rank of `size`; what they return, by rank. Nothing takes longer than
+/// `limit`: a hang fails the test.
+pub(crate) fn run<T, F>(size: u32, options: Options, loss: Option<u64>, limit: Duration, body: F) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let open = |rank: u32| {
+        let port = switch.port(&[[10, 0, 0, rank as u8 + 1].into()]);
+        let driver: Box<dyn PacketDriver> = match loss {
+            Some(every) => Box::new(Lossy { inner: Box::new(port), every, left: every }),
+            None => Box::new(port),
+        };
+        driver.into()
+    };
+    run_on(size, options, limit, open, body)
+}
+
+/// As [`run`], each rank with the GPU that `gpu` opens for it.
+pub(crate) fn run_with_gpus<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    gpu: impl Fn(u32) -> Option<Arc<dyn gpu::Device>>,
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let open = |rank: u32| {
+        let port: Box<dyn PacketDriver> = Box::new(switch.port(&[[10, 0, 0, rank as u8 + 1].into()]));
+        (port.into(), gpu(rank))
+    };
+    run_ranks(size, options, limit, open, body)
+}
+
+/// As [`run`], each rank on the device that `open` makes for it.
+pub(crate) fn run_on<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    open: impl Fn(u32) -> Device,
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    run_ranks(size, options, limit, |rank| (open(rank), None), body)
+}
+
+fn run_ranks<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    open: impl Fn(u32) -> (Device, Option<Arc<dyn gpu::Device>>),
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let (sender, receiver) = mpsc::channel();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let master = listener.local_addr().unwrap();
+    let mut listener = Some(listener);
+    for rank in 0..size {
+        let (device, gpu) = open(rank);
+        let mut bootstrap = Bootstrap::new(rank, size, master).unwrap();
+        if let Some(listener) = listener.take() {
+            bootstrap = bootstrap.listener(listener);
+        }
+        let (sender, body) = (sender.clone(), body.clone());
+        thread::spawn(move || {
+            let context = Context::open(device, &Config::default()).unwrap();
+            let communicator = match gpu {
+                Some(gpu) => Communicator::on_device(context, bootstrap, &options, gpu),
+                None => Communicator::new(context, bootstrap, &options),
+            };
+            let communicator = communicator.unwrap();
+            // The receiver is gone if another rank has failed the test.
+            let _ = sender.send((rank, body(communicator)));
+        });
+    }
+    drop(sender);
+    let mut results: Vec<(u32, T)> = Vec::new();
+    for _ in 0..size {
+        match receiver.recv_timeout(limit) {
+            Ok(result) => results.push(result),
+            Err(error) => {
+                let there: Vec<u32> = results.iter().map(|(rank, _)| *rank).collect();
+                panic!("{error} ({limit:?}); of {size} ranks there have ended: {there:?}");
+            }
+        }
+    }
+    results.sort_by_key(|(rank, _)| *rank);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Drops every n-th frame that is sent.
+struct Lossy {
+    inner: Box<dyn PacketDriver>,
+    every: u64,
+    left: u64,
+}
+
+impl driver::Wrapper for Lossy {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
+    }
+
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
+        let Lossy { inner, every, left } = self;
+        let passes = |_: Sent<'_>| {
+            *left -= 1;
+            if *left > 0 {
+                return true;
+            }
+            *left = *every;
+            false
+        };
+        (**inner).tx_burst(now, &mut FilteredSource::new(source, passes))
+    }
+}
+
+/// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
+pub(crate) fn element(rank: u32, call: usize, index: usize) -> i32 {
+    let mixed = (index as u32 ^ rank << 20 ^ (call as u32) << 26).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as i32 - 0x8000
+}
+
+/// Fills the first bytes of a buffer.
+pub(crate) fn fill(
+    communicator: &mut Communicator,
+    buffer: ferroce_collectives::Buffer,
+    elements: impl Iterator<Item = [u8; 4]>,
+) -> Result<(), Error> {
+    let bytes: Vec<u8> = elements.flatten().collect();
+    communicator.write(buffer, 0, &bytes)
+}

@@ -1,0 +1,153 @@
+//! Reductions of parts of several memories that somebody has together, such as a context its regions.
+
+use std::ptr::NonNull;
+
+use arrayvec::ArrayVec;
+
+use super::{DataType, MAX_SPANS, Reduction, scale};
+use crate::memory::{Held, Span, SpanMut};
+use crate::rnic::Region;
+use crate::{Memory, MemoryError, MemoryKind};
+
+/// What is computed of parts of memories.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Computation {
+    /// [`Reduction::apply`].
+    Reduce(Reduction),
+    /// [`scale`], of the first source into the first target.
+    Scale {
+        /// Of the elements.
+        data_type: DataType,
+        /// What they are multiplied by.
+        factor: f64,
+    },
+}
+
+/// Some bytes of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "a memory, and where in it")]
+pub struct Part<K> {
+    /// Names the memory.
+    pub memory: K,
+    /// The first byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Memory that the CPU can compute with: a [`Memory`] of the host, or one that is registered with a card.
+pub trait Computable: sealed::Sealed {}
+
+mod sealed {
+    use super::{Memory, MemoryError, Place, Region};
+
+    pub trait Sealed {
+        /// Where these bytes are.
+        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError>;
+    }
+
+    impl Sealed for Memory {
+        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError> {
+            Place::of(self, offset, len)
+        }
+    }
+
+    impl Sealed for Region {
+        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError> {
+            Place::of(self.memory_mut(), offset, len)
+        }
+    }
+}
+
+impl Computable for Memory {}
+impl Computable for Region {}
+
+/// Bytes that stay valid as long as this is there. Nobody outside this file reaches them.
+pub struct Place {
+    base: NonNull<u8>,
+    len: usize,
+    _held: Held,
+}
+
+impl Place {
+    fn of(memory: &mut Memory, offset: u64, len: usize) -> Result<Place, MemoryError> {
+        if memory.kind() == MemoryKind::Device {
+            return Err(MemoryError::NoSlices { kind: MemoryKind::Device });
+        }
+        Ok(Place { base: memory.start(offset, len)?, len, _held: memory.hold() })
+    }
+}
+
+impl Computation {
+    /// Computes with parts of memories that `find` finds in `store`, by their names.
+    ///
+    /// # Errors
+    /// Those of `find`, and what `refused` makes of bytes outside a memory, or that the CPU can't reach. Nothing is
+    /// written then.
+    ///
+    /// # Panics
+    /// As [`Reduction::apply`].
+    pub fn run<S, K: Copy, M: Computable, E>(
+        self,
+        store: &mut S,
+        find: impl Fn(&mut S, K) -> Result<&mut M, E>,
+        refused: impl Fn(K, MemoryError) -> E,
+        targets: &[Part<K>],
+        sources: &[Part<K>],
+    ) -> Result<(), E> {
+        assert!(
+            targets.len() <= MAX_SPANS && sources.len() <= MAX_SPANS,
+            "{} sources and {} targets, of which there are {MAX_SPANS} at most",
+            sources.len(),
+            targets.len()
+        );
+        let mut places: ArrayVec<Place, { 2 * MAX_SPANS }> = ArrayVec::new();
+        for Part { memory, offset, len } in targets.iter().chain(sources) {
+            let place = find(store, *memory)?.place(*offset, *len);
+            places.push(place.map_err(|error| refused(*memory, error))?);
+        }
+        let (to, from) = places.split_at(targets.len());
+        // SAFETY: the bytes are valid as long as their places. Nobody of this process has a reference to them: the memories
+        // were borrowed uniquely from the store, which still is, and the store gives out no other borrow meanwhile.
+        let to: ArrayVec<SpanMut<'_>, MAX_SPANS> =
+            to.iter().map(|place| unsafe { SpanMut::new(place.base, place.len) }).collect();
+        // SAFETY: as above.
+        let from: ArrayVec<Span<'_>, MAX_SPANS> =
+            from.iter().map(|place| unsafe { Span::new(place.base, place.len) }).collect();
+        match self {
+            Computation::Reduce(reduction) => reduction.apply(&to, &from),
+            Computation::Scale { data_type, factor } => scale(data_type, to[0], from[0], factor),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reduction::ReduceOp;
+
+    #[test]
+    fn parts_of_one_memory_and_of_another() {
+        let mut store = [Memory::copy_of(&[1, 2, 3, 4]).unwrap(), Memory::copy_of(&[10, 20]).unwrap()];
+        let find =
+            |store: &mut [Memory; 2], name: usize| store.get_mut(name).ok_or("no such memory".to_owned());
+        let refused = |_, error: MemoryError| error.to_string();
+        let part = |memory, offset| Part { memory, offset, len: 2 };
+        let sum = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
+        sum.run(&mut store, find, refused, &[part(0, 2)], &[part(0, 0), part(1, 0), part(0, 2)]).unwrap();
+        assert_eq!(store[0].bytes().unwrap(), [1, 2, 14, 26]);
+        let double = Computation::Scale { data_type: DataType::U8, factor: 2.0 };
+        double.run(&mut store, find, refused, &[part(1, 0)], &[part(0, 0)]).unwrap();
+        assert_eq!(store[1].bytes().unwrap(), [2, 4]);
+
+        let outside = sum.run(&mut store, find, refused, &[part(0, 3)], &[part(1, 0)]).unwrap_err();
+        assert!(outside.contains("2 bytes from offset 3 on, of memory of 4 bytes"), "{outside}");
+        assert_eq!(
+            sum.run(&mut store, find, refused, &[part(2, 0)], &[part(1, 0)]).unwrap_err(),
+            "no such memory"
+        );
+        assert_eq!(store[0].bytes().unwrap(), [1, 2, 14, 26]);
+    }
+}
