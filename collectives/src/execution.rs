@@ -324,25 +324,27 @@ impl Execution {
             self.lanes[index].is_told = self.grant(index, tools)?;
         }
         let mut moved = false;
-        while tools.budget > 0 {
-            let lane = &mut self.lanes[index];
-            // Steps with several arrivals are in several lanes.
-            while lane.steps.get(lane.next).is_some_and(|step| self.done[*step as usize]) {
-                lane.next += 1;
-            }
-            let Some(&step) = lane.steps.get(lane.next) else {
-                if tools.links[peer].receives.front() == Some(&self.id) {
-                    tools.links[peer].receives.pop_front();
-                }
-                break;
-            };
-            if !self.is_ready(step as usize) || !self.can_take(step as usize, tools)? {
-                break;
-            }
-            self.take(step as usize, tools)?;
+        while tools.budget > 0
+            && let Some(step) = self.next_of(index)
+            && self.is_ready(step)
+            && self.can_take(step, tools)?
+        {
+            self.take(step, tools)?;
             moved = true;
         }
+        if self.next_of(index).is_none() && tools.links[peer].receives.front() == Some(&self.id) {
+            tools.links[peer].receives.pop_front();
+        }
         Ok(moved)
+    }
+
+    /// The next step of a lane that is not done: those with several arrivals are in several lanes.
+    fn next_of(&mut self, index: usize) -> Option<usize> {
+        let lane = &mut self.lanes[index];
+        while lane.steps.get(lane.next).is_some_and(|step| self.done[*step as usize]) {
+            lane.next += 1;
+        }
+        lane.steps.get(lane.next).map(|step| *step as usize)
     }
 
     /// Tells a peer where its chunks go, if it has to know. Whether it knows.

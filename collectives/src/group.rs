@@ -604,6 +604,14 @@ impl Group {
                     let (_, mr, length) = self.in_use.swap_remove(index);
                     self.scratch.push((mr, length));
                 }
+                // Its turn is over, also where the last step was made from another lane.
+                for (peer, sends) in execution.peers() {
+                    let peer = &mut self.peers[peer as usize];
+                    let turns = if sends { &mut peer.sends } else { &mut peer.receives };
+                    if turns.front() == Some(&execution.id) {
+                        turns.pop_front();
+                    }
+                }
                 self.schedules.push(execution.schedule);
             }
         }
