@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
-use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller};
+use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller, Sge};
 use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -16,7 +16,8 @@ use crate::group::{Group, Outcome, Process};
 use crate::memory::{allocate, deregister, register};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
-use crate::{At, Bootstrap, Error, MAX_SIZE, Operation, Options};
+use crate::choice::{Explanation, Model};
+use crate::{Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction};
 
 /// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
 /// back.
@@ -74,8 +75,6 @@ pub struct Collectives {
     buffers: Vec<Buffer>,
     groups: Slab<Group>,
     requests: Slab<Pending>,
-    /// Messages of communicators that this rank has not joined yet come from ranks that have: they come again.
-    unknown: u64,
 }
 
 impl Collectives {
@@ -135,7 +134,100 @@ impl Collectives {
             1 => vec![card],
             _ => rendezvous(bootstrap, card)?,
         };
-        self.join_with(rank, &cards, options)
+        let communicator = self.join_with(rank, &cards, options)?;
+        if options.model.is_none() && communicator.size > 1 {
+            self.measure(communicator)?;
+        }
+        Ok(communicator)
+    }
+
+    /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
+    /// milliseconds; [`join`](Collectives::join) has done it, unless [`Options::model`] was given.
+    ///
+    /// # Errors
+    /// As [`wait`](Collectives::wait).
+    pub fn measure(&mut self, communicator: Communicator) -> Result<Model, Error> {
+        /// Of each, the shortest counts.
+        const ROUNDS: usize = 4;
+        const SHORT: usize = 8;
+        let others = communicator.size.saturating_sub(1).max(1) as usize;
+        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10);
+        let room = self.allocate(long * (others + 1))?;
+        let own = room.at((long * communicator.rank as usize) as u64);
+        let near = room.at((SHORT * communicator.rank as usize) as u64);
+        let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
+            let mut shortest = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                let start = ranks.now();
+                ranks.run_by(communicator, operation, algorithm)?;
+                shortest = shortest.min(ranks.now().since(start).as_secs_f64());
+            }
+            Ok(shortest)
+        };
+        self.run(communicator, &Operation::barrier())?;
+        let short = Operation::all_gather(near, room, SHORT, DataType::U8);
+        let latency = shortest(self, &short, Algorithm::Ring)? / others as f64;
+        let at_once = shortest(self, &short, Algorithm::Direct)?;
+        let overhead = (at_once - latency).max(latency / 16.0) / others as f64;
+        let blocks = Operation::all_gather(own, room, long, DataType::U8);
+        let byte = (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
+        let half = (long / 2) as u32;
+        let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
+        let start = self.now();
+        let sum = ferroce::driver::reduction::Reduction::new(DataType::F32, ferroce::driver::reduction::ReduceOp::Sum);
+        self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
+        let reduced = self.now().since(start).as_secs_f64() / f64::from(half);
+        let numbers = [latency, overhead, byte, reduced];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.write(room, 0, &bytes)?;
+        let all = Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
+        self.run_by(communicator, &all, Algorithm::Direct)?;
+        let mut bytes = [0; 32];
+        self.read(room, 0, &mut bytes)?;
+        self.deregister(room)?;
+        let mut worst = numbers;
+        for (number, bytes) in worst.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *number = f64::from_ne_bytes(*bytes);
+        }
+        let model = Model::from_numbers(worst);
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.set_model(model);
+        }
+        Ok(model)
+    }
+
+    /// Which algorithm an operation takes, what each would cost, and by which model.
+    ///
+    /// ```
+    /// # use ferroce_collectives::ferroce::{Config, Context, Device};
+    /// # use ferroce_collectives::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let mut collectives = Collectives::new(context)?;
+    /// # let card = collectives.card(&Options::default())?;
+    /// # let all = collectives.join_with(0, &[card], &Options::default())?;
+    /// # let buffer = collectives.allocate(4096)?;
+    /// let sum = Operation::all_reduce(buffer, buffer, 1024, DataType::F32, Reduction::Sum);
+    /// println!("{}", collectives.explain(all, &sum)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for counts, roots and peers that do not fit; [`Error::InvalidHandle`].
+    pub fn explain(&self, communicator: Communicator, operation: &Operation) -> Result<Explanation, Error> {
+        let group = self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.explain(operation)
+    }
+
+    fn run_by(
+        &mut self,
+        communicator: Communicator,
+        operation: &Operation,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
+        let request = self.start_by(communicator, std::slice::from_ref(operation), Some(algorithm))?;
+        self.wait(request)
     }
 
     /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
@@ -296,7 +388,7 @@ impl Collectives {
             let (mut process, groups) = self.process(now);
             let group =
                 groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-            match group.start(&mut process, operation, buffers) {
+            match group.start(&mut process, operation, buffers, forced) {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
                     if first.is_some() {

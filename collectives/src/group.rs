@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::driver::gpu::Device;
+use ferroce::driver::reduction::DataType;
 use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn};
 use tracing::{debug, info, warn};
 
@@ -11,6 +12,7 @@ use crate::Error;
 use crate::card::{Card, limits};
 use crate::channel::message::{Call, Count, Grant, Header, Purpose};
 use crate::channel::{Channel, Limits, Link, News, Waiting};
+use crate::choice::{Demand, Explanation, Model, choose, explain};
 use crate::compute::Computer;
 use crate::control::{Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
@@ -66,6 +68,7 @@ pub(crate) struct Group {
     gid_index: usize,
     path_mtu: PathMtu,
     hosts: Hosts,
+    model: Model,
     limits: Limits,
     cq: Cq,
     peers: Vec<Peer>,
@@ -123,6 +126,7 @@ impl Group {
             gid_index,
             path_mtu,
             hosts,
+            model: options.model.unwrap_or_default(),
             limits,
             cq,
             peers,
@@ -151,19 +155,39 @@ impl Group {
         self.failed.as_ref()
     }
 
-    /// The algorithm for an operation.
-    fn choose(&self, operation: &Operation, bytes: usize) -> Algorithm {
-        if let Some(algorithm) =
-            self.options.algorithm.filter(|algorithm| algorithm.applies_to(operation.kind))
-        {
-            return algorithm;
+    /// What an operation asks for.
+    fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
+        // The same at all ranks, also where one alone has an input or an output.
+        let length = match operation.kind {
+            Kind::Gather | Kind::Scatter | Kind::AllToAll if operation.sent.is_some() || operation.received.is_some() => 0,
+            Kind::Gather | Kind::Scatter => operation.count * self.cards.len(),
+            _ => lengths.0.max(lengths.1),
+        };
+        Demand {
+            kind: operation.kind,
+            bytes: length * operation.data_type.size(),
+            ranks: self.cards.len(),
+            chunk: self.options.chunk_bytes as usize,
+            is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
         }
-        let is_short = bytes <= self.options.eager_bytes as usize;
-        match operation.kind {
-            Kind::AllReduce if self.size() == 2 || is_short => Algorithm::Direct,
-            Kind::AllReduce => Algorithm::Ring,
-            _ => Algorithm::Direct,
-        }
+    }
+
+    /// Which algorithm an operation takes, and why.
+    pub(crate) fn explain(&self, operation: &Operation) -> Result<Explanation, Error> {
+        let lengths = operation.lengths(self.rank as usize, self.cards.len())?;
+        let demand = self.demand(operation, lengths);
+        let name = match operation.reduction {
+            Some(reduction) => format!("{} of {} {} ({reduction})", operation.kind, operation.count, operation.data_type),
+            None => format!("{} of {} {}", operation.kind, operation.count, operation.data_type),
+        };
+        let name = format!("{name}, {} bytes, {} ranks on {} hosts", demand.bytes, demand.ranks, self.hosts.count());
+        Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
+    }
+
+    /// What messages cost, from now on. All ranks have the same.
+    pub(crate) fn set_model(&mut self, model: Model) {
+        info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
+        self.model = model;
     }
 
     /// Begins an operation. Returns its id.
@@ -172,6 +196,7 @@ impl Group {
         process: &mut Process<'_>,
         operation: &Operation,
         buffers: [u64; 2],
+        forced: Option<Algorithm>,
     ) -> Result<u64, Error> {
         let (rank, size) = (self.rank as usize, self.size() as usize);
         let lengths = operation.lengths(rank, size)?;
@@ -197,8 +222,9 @@ impl Group {
             let operation = operation.kind.to_string();
             return Err(Error::Failed { rank: self.rank, operation, cause: cause.clone() });
         }
-        let bytes = lengths.0.max(lengths.1) * element;
-        let algorithm = self.choose(operation, bytes);
+        let demand = self.demand(operation, lengths);
+        let forced = forced.or(self.options.algorithm);
+        let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced);
         let ends = |counts: &Option<Vec<usize>>| {
             let sum = |end: &mut usize, count: &usize| {
                 *end += count;

@@ -106,6 +106,7 @@
 mod bootstrap;
 mod card;
 mod channel;
+mod choice;
 mod collectives;
 mod compute;
 mod control;
@@ -121,6 +122,7 @@ mod slab;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};
 pub use card::Card;
+pub use choice::{Explanation, Model};
 pub use collectives::{Buffer, Collectives, Communicator, Request};
 pub use error::{Cause, Error};
 pub use ferroce;
