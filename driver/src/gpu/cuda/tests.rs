@@ -5,9 +5,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::*;
+use crate::gpu::DATA_TYPES;
 use crate::gpu::strict::Strict;
 use crate::gpu::tests::{self, bytes_of, piece, random, wait};
-use crate::gpu::DATA_TYPES;
 use crate::reduction::{DataType, ReduceOp};
 use crate::{MemoryKind, Nanos};
 
@@ -57,8 +57,7 @@ fn the_kernels_are_compiled_by_nvrtc() {
         }
     };
     assert!(code.starts_with("\x7fELF") && ptx.ends_with('\0'));
-    for (data_type, op) in DATA_TYPES.iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op)))
-    {
+    for (data_type, op) in DATA_TYPES.iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op))) {
         assert!(ptx.contains(&format!(".entry {op}_{data_type}(")), "no {op}_{data_type} in {ptx}");
         assert!(code.contains(&format!(".text.{op}_{data_type}\0")), "no {op}_{data_type}");
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::MemoryKind;
-use crate::gpu::{self, DATA_TYPES};
 use crate::gpu::tests::{bytes_of, filled, piece};
+use crate::gpu::{self, DATA_TYPES};
 
 const LATER: Nanos = Nanos(1_000_000_000);
 
