@@ -181,6 +181,7 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
             let outside = n / each;
             (outside - 1.0) * alpha + burst(each - 1.0) + part * all + (each - 1.0) * outside * more
         }
+        (Kind::AllGather, _) => burst(others) + part * all,
         (Kind::Broadcast, A::Ring) => others * (alpha + chunk * beta) + all,
         (Kind::Broadcast, A::Tree) => (levels + 1.0) * (alpha + chunk * beta) + all,
         (Kind::Broadcast, A::Hierarchical) => {

@@ -117,7 +117,9 @@ mod memory;
 mod operation;
 mod options;
 mod rendezvous;
+mod runner;
 mod schedule;
+mod shrink;
 mod slab;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};
@@ -131,4 +133,5 @@ pub use operation::{At, Kind, Operation, Reduction};
 pub use options::Options;
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
+pub use runner::{Pending, Runner, RunnerHandle};
 pub use schedule::Algorithm;
