@@ -170,7 +170,7 @@ pub(crate) fn join_again(
     all: Communicator,
     options: &Options,
     is_reversed: bool,
-) -> Communicator {
+) -> Result<Communicator, Error> {
     let (size, mut rank) = (all.size() as usize, all.rank());
     let card = ranks.card(options).unwrap();
     let table = ranks.allocate(size * Card::LEN).unwrap();
@@ -185,7 +185,7 @@ pub(crate) fn join_again(
         cards.reverse();
         rank = all.size() - 1 - rank;
     }
-    ranks.join_with(rank, &cards, options).unwrap()
+    ranks.join_with(rank, &cards, options)
 }
 
 /// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
