@@ -119,7 +119,7 @@ mod rendezvous;
 mod schedule;
 mod slab;
 
-pub use bootstrap::{Bootstrap, MAX_SIZE};
+pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;
 pub use collectives::{Buffer, Collectives, Communicator, Request};
 pub use error::{Cause, Error};

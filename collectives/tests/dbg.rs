@@ -10,8 +10,12 @@ fn hang() {
             let a = ranks.allocate(bytes).unwrap();
             let b = ranks.allocate(bytes).unwrap();
             for i in 0..50 {
-                ranks.run(all, &Operation::all_reduce(a, b, bytes / 4, DataType::I32, ReduceOp::Sum)).unwrap();
-                if all.rank() == 0 && i % 10 == 0 { println!("{bytes} {i}"); }
+                ranks
+                    .run(all, &Operation::all_reduce(a, b, bytes / 4, DataType::I32, ReduceOp::Sum))
+                    .unwrap();
+                if all.rank() == 0 && i % 10 == 0 {
+                    println!("{bytes} {i}");
+                }
             }
             ranks.finish().unwrap();
         });
