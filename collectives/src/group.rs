@@ -109,9 +109,18 @@ impl Group {
     ) -> Result<Group, Error> {
         let size = cards.len() as u32;
         let limits = limits(options, size);
+        let hosts = Hosts::new(&cards.iter().map(|card| card.host).collect::<Vec<_>>());
+        if let (Some(Algorithm::Hierarchical), Some(problem)) = (options.algorithm, hosts.problem())
+            && size > 1
+        {
+            return Err(Error::invalid(
+                "algorithm",
+                Algorithm::Hierarchical,
+                format!("another one: {problem}"),
+            ));
+        }
         let entries = (size - 1).max(1).saturating_mul(3 * limits.depth + 64).min(1 << 20);
         let cq = process.context.create_cq(entries)?;
-        let hosts = Hosts::new(&cards.iter().map(|card| card.host).collect::<Vec<_>>());
         let mut peers = Vec::new();
         peers.resize_with(cards.len(), Peer::default);
         info!(rank, size, hosts = hosts.count(), %path_mtu, "communicator");

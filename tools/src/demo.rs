@@ -1,6 +1,7 @@
 //! `ferroce demo`: the main job. Ranks all-reduce the parameter tensors of ResNet-50, packet by
 //! packet in RoCEv2, and check every element.
 
+mod chunks;
 mod rank;
 mod report;
 mod shapes;

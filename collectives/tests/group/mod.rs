@@ -1,5 +1,7 @@
 //! Ranks as threads, on a switch inside the process.
 
+#![allow(dead_code, reason = "each test program uses some of it")]
+
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -10,7 +12,9 @@ use ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce::driver::{self, Error as DriverError};
 use ferroce::driver::{FilteredSource, FrameSource, Sent};
 use ferroce::{Config, Context, Device, Nanos, PacketDriver};
-use ferroce_collectives::{Bootstrap, Collectives, Communicator, Options};
+use ferroce_collectives::{
+    Bootstrap, Buffer, Card, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp,
+};
 
 /// Nothing takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -158,4 +162,83 @@ impl driver::Wrapper for Lossy {
         };
         (**inner).tx_burst(now, &mut FilteredSource::new(source, passes))
     }
+}
+
+/// Another communicator of the ranks of `all`, in the same order, or the other way round.
+pub(crate) fn join_again(
+    ranks: &mut Collectives,
+    all: Communicator,
+    options: &Options,
+    is_reversed: bool,
+) -> Result<Communicator, Error> {
+    let (size, mut rank) = (all.size() as usize, all.rank());
+    let card = ranks.card(options).unwrap();
+    let table = ranks.allocate(size * Card::LEN).unwrap();
+    let at = u64::from(rank) * Card::LEN as u64;
+    ranks.write(table, at, &card.to_bytes()).unwrap();
+    ranks.run(all, &Operation::all_gather(table.at(at), table, Card::LEN, DataType::U8)).unwrap();
+    let mut cards = vec![[0; Card::LEN]; size];
+    ranks.read(table, 0, cards.as_flattened_mut()).unwrap();
+    ranks.deregister(table).unwrap();
+    let mut cards: Vec<Card> = cards.iter().map(Card::from_bytes).collect();
+    if is_reversed {
+        cards.reverse();
+        rank = all.size() - 1 - rank;
+    }
+    ranks.join_with(rank, &cards, options)
+}
+
+/// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
+pub(crate) fn element(rank: u32, call: usize, index: usize) -> i32 {
+    let mixed = (index as u32 ^ rank << 20 ^ (call as u32) << 26).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as i32 - 0x8000
+}
+
+/// Fills the first bytes of a buffer.
+pub(crate) fn fill(ranks: &mut Collectives, buffer: Buffer, elements: impl Iterator<Item = [u8; 4]>) {
+    let bytes: Vec<u8> = elements.flatten().collect();
+    ranks.write(buffer, 0, &bytes).unwrap();
+}
+
+/// Replaces elements by their sums.
+pub(crate) fn sum(
+    ranks: &mut Collectives,
+    all: Communicator,
+    buffer: Buffer,
+    count: usize,
+    data_type: DataType,
+) -> Result<(), Error> {
+    ranks.run(all, &Operation::all_reduce(buffer, buffer, count, data_type, ReduceOp::Sum))
+}
+
+/// An element with this value, as it lies in memory.
+type Encode = fn(i32) -> [u8; 4];
+
+/// All-reduces `counts` one after the other, in two types, and checks every element, and the one behind the last.
+pub(crate) fn check_sums(ranks: &mut Collectives, all: Communicator, counts: &[usize]) {
+    let (rank, size) = (all.rank(), all.size());
+    let longest = counts.iter().max().unwrap() + 1;
+    let buffer = ranks.allocate(longest * 4).unwrap();
+    for (call, &count) in counts.iter().enumerate() {
+        let types: [(DataType, Encode); 2] =
+            [(DataType::F32, |value| (value as f32).to_ne_bytes()), (DataType::I32, i32::to_ne_bytes)];
+        for (data_type, encode) in types {
+            fill(ranks, buffer, (0..=count).map(|i| encode(element(rank, call, i))));
+            sum(ranks, all, buffer, count, data_type).unwrap();
+            let mut bytes = vec![0; (count + 1) * 4];
+            ranks.read(buffer, 0, &mut bytes).unwrap();
+            for (index, got) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                let expected = match index {
+                    _ if index == count => element(rank, call, index),
+                    _ => (0..size).map(|other| element(other, call, index)).sum(),
+                };
+                assert_eq!(
+                    *got,
+                    encode(expected),
+                    "rank {rank} of {size}, {data_type}, element {index} of {count}"
+                );
+            }
+        }
+    }
+    ranks.deregister(buffer).unwrap();
 }

@@ -13,8 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use ferroce::{Context, Counter, Device, DeviceSpec, Idle, PathMtu};
-use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
-use ferroce_driver::Stats;
+use ferroce_collectives::{
+    Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Options, ReduceOp,
+};
+use ferroce_driver::{Clock, Stats};
 use ferroce_driver::machine::{LineTime, Repetitions};
 use ferroce_driver::pcap::{Recorder, Recording};
 use rustix::time::{ClockId, clock_gettime};
@@ -339,16 +341,18 @@ fn all_reduce_all(
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
     let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class).idle(plan.idle);
     let bootstrap = bootstrap.timeout(RENDEZVOUS);
-    let mut communicator = match gpu {
-        Some(gpu) => Communicator::on_device(context, bootstrap, &options, gpu)?,
-        None => Communicator::new(context, bootstrap, &options)?,
+    let mut collectives = match gpu {
+        Some(gpu) => Collectives::on_device(context, gpu)?,
+        None => Collectives::new(context)?,
     };
+    let communicator = collectives.join(bootstrap, &options)?;
+    let mut member = Member { collectives, communicator, clock: Clock::start() };
     // TCP takes no memory of a GPU.
     let tcp = tcp.filter(|_| plan.memory.is_host());
-    let mut tcp = tcp.map(|address| tcp_ring(&mut communicator, address, stop)).transpose()?;
-    let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
+    let mut tcp = tcp.map(|address| tcp_ring(&mut member, address, stop)).transpose()?;
+    let allocate = |tensor: &Tensor| member.collectives.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
-    let votes = communicator.allocate(ELEMENT)?;
+    let votes = member.collectives.allocate(ELEMENT)?;
     for round in 0..plan.rounds {
         // They take turns, so that what changes slowly on the machine falls on both alike.
         let mut turn = [Transport::Ferroce, Transport::Tcp];
@@ -360,11 +364,11 @@ fn all_reduce_all(
                 continue;
             }
             loop {
-                let mut ranks = Ranks { communicator: &mut communicator, tcp: tcp.as_mut(), stop };
+                let mut ranks = Ranks { member: &mut member, tcp: tcp.as_mut(), stop };
                 let Timed { times, state } = ranks.all_reduce(plan, transport, &buffers, round)?;
-                let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
+                let (elements, wrong) = check(plan, &mut member, &buffers, round)?;
                 let own = vote(repetitions.take(state), !wrong.is_empty());
-                let mut ranks = Ranks { communicator: &mut communicator, tcp: tcp.as_mut(), stop };
+                let mut ranks = Ranks { member: &mut member, tcp: tcp.as_mut(), stop };
                 let is_repeated = is_repeated(ranks.sum(transport, votes, own)?);
                 let state = state.map(|line| line.map(Line::from));
                 tell(RankEvent::Round { transport, times, elements, wrong, state, is_repeated });
@@ -374,7 +378,7 @@ fn all_reduce_all(
             }
         }
     }
-    Ok(Totals::of(&communicator.finish()?))
+    Ok(Totals::of(&member.collectives.finish()?))
 }
 
 /// What a round took.
@@ -385,10 +389,34 @@ struct Timed {
     state: [Option<LineTime>; 2],
 }
 
+/// A rank, and the group of all.
+struct Member {
+    collectives: Collectives,
+    communicator: Communicator,
+    clock: Clock,
+}
+
+impl Member {
+    /// Answers the others, where no operation does.
+    fn answer(&mut self) -> Result<(), ferroce_collectives::Error> {
+        self.collectives.poll(self.clock.now()).map(drop)
+    }
+
+    /// The sums of a buffer's first elements over all ranks, in their place.
+    fn sum(&mut self, buffer: Buffer, count: usize, data_type: DataType) -> Result<(), Error> {
+        let operation = Operation::all_reduce(buffer, buffer, count, data_type, ReduceOp::Sum);
+        Ok(self.collectives.run(self.communicator, &operation)?)
+    }
+
+    fn rank(&self) -> u32 {
+        self.communicator.rank()
+    }
+}
+
 /// What a rank reaches the others by. They meet over the transport in use: a rank that waits in TCP does not poll, and would leave a
 /// neighbour's last packet without its ACK.
 struct Ranks<'a> {
-    communicator: &'a mut Communicator,
+    member: &'a mut Member,
     tcp: Option<&'a mut TcpRing>,
     stop: &'a AtomicBool,
 }
@@ -402,10 +430,10 @@ impl Ranks<'_> {
         buffers: &[Buffer],
         round: u32,
     ) -> Result<Timed, Error> {
-        fill(plan, self.communicator, buffers, round)?;
+        fill(plan, self.member, buffers, round)?;
         // The others are not at work any more, and wait for rank 0 in the next one.
         self.barrier(transport)?;
-        let before = Line::at(self.communicator.rank());
+        let before = Line::at(self.member.rank());
         let mut times = Vec::with_capacity(buffers.len());
         for (tensor, buffer) in plan.tensors.iter().zip(buffers) {
             // A driver that is told to stop does so at once; a card is asked between two tensors.
@@ -417,15 +445,15 @@ impl Ranks<'_> {
             let start = shared_clock();
             match (transport, &mut self.tcp) {
                 (Transport::Tcp, Some(ring)) => {
-                    ring.all_reduce(self.communicator.bytes_mut(*buffer)?, self.stop)?
+                    ring.all_reduce(self.member.collectives.bytes_mut(*buffer)?, self.stop)?
                 }
-                _ => self.communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?,
+                _ => self.member.sum(*buffer, tensor.len(), DataType::F32)?,
             }
             times.push([start, shared_clock()]);
         }
         // The same, with the check in place of the next tensor.
         self.barrier(transport)?;
-        let after = Line::at(self.communicator.rank());
+        let after = Line::at(self.member.rank());
         self.barrier(transport)?;
         Ok(Timed { times, state: [before, after] })
     }
@@ -433,7 +461,7 @@ impl Ranks<'_> {
     fn barrier(&mut self, transport: Transport) -> Result<(), Error> {
         match (transport, &mut self.tcp) {
             (Transport::Tcp, Some(ring)) => Ok(ring.all_reduce(&mut [0; ELEMENT], self.stop)?),
-            _ => Ok(self.communicator.barrier()?),
+            _ => Ok(self.member.collectives.run(self.member.communicator, &Operation::barrier())?),
         }
     }
 
@@ -443,9 +471,9 @@ impl Ranks<'_> {
         match (transport, &mut self.tcp) {
             (Transport::Tcp, Some(ring)) => ring.all_reduce(&mut element, self.stop)?,
             _ => {
-                self.communicator.write(room, 0, &element)?;
-                self.communicator.all_reduce(room, 1, DataType::F32, ReduceOp::Sum)?;
-                self.communicator.read(room, 0, &mut element)?;
+                self.member.collectives.write(room, 0, &element)?;
+                self.member.sum(room, 1, DataType::F32)?;
+                self.member.collectives.read(room, 0, &mut element)?;
             }
         }
         Ok(f32::from_ne_bytes(element))
@@ -454,33 +482,34 @@ impl Ranks<'_> {
 
 /// Connects the ranks over TCP. They tell each other where they listen, and then from where they have connected: who else
 /// connects is no rank.
-fn tcp_ring(communicator: &mut Communicator, address: IpAddr, stop: &AtomicBool) -> Result<TcpRing, Error> {
-    let (rank, size) = (communicator.rank(), communicator.size());
+fn tcp_ring(member: &mut Member, address: IpAddr, stop: &AtomicBool) -> Result<TcpRing, Error> {
+    let (rank, size) = (member.rank(), member.communicator.size());
     let listening = Listening::at(address)?;
-    let listeners = exchange(communicator, listening.address()?)?;
+    let listeners = exchange(member, listening.address()?)?;
     let connected = listening.connect(listeners[((rank + 1) % size) as usize])?;
-    let sources = exchange(communicator, connected.source()?)?;
+    let sources = exchange(member, connected.source()?)?;
     Ok(connected.join(rank, size, sources[((rank + size - 1) % size) as usize], stop)?)
 }
 
-/// One address of each rank, by an all-reduce in which each adds its own to zeros.
-fn exchange(communicator: &mut Communicator, own: SocketAddr) -> Result<Vec<SocketAddr>, Error> {
+/// One address of each rank.
+fn exchange(member: &mut Member, own: SocketAddr) -> Result<Vec<SocketAddr>, Error> {
     /// Address and port.
-    const ENTRY: usize = 2 * DataType::I32.size();
+    const ENTRY: usize = 6;
     let IpAddr::V4(address) = own.ip() else {
         return Err(Failure::run(format!("{own} is no IPv4 address for the TCP baseline")).into());
     };
-    let (rank, size) = (communicator.rank(), communicator.size());
-    let mut entries = vec![[[0; 4]; 2]; size as usize];
-    let table = communicator.allocate(size as usize * ENTRY)?;
-    let entry = [address.to_bits().to_ne_bytes(), u32::from(own.port()).to_ne_bytes()];
-    communicator.write(table, u64::from(rank) * ENTRY as u64, entry.as_flattened())?;
-    communicator.all_reduce(table, size as usize * 2, DataType::I32, ReduceOp::Sum)?;
-    communicator.read(table, 0, entries.as_flattened_mut().as_flattened_mut())?;
-    communicator.deregister(table)?;
-    let address = |entry: [[u8; 4]; 2]| {
-        let [address, port] = entry.map(u32::from_ne_bytes);
-        SocketAddr::from((Ipv4Addr::from_bits(address), port as u16))
+    let Member { collectives, communicator, .. } = member;
+    let mut entries = vec![[0; ENTRY]; communicator.size() as usize];
+    let table = collectives.allocate(entries.len() * ENTRY)?;
+    let at = u64::from(communicator.rank()) * ENTRY as u64;
+    let ([a, b, c, d], [high, low]) = (address.octets(), own.port().to_be_bytes());
+    collectives.write(table, at, &[a, b, c, d, high, low])?;
+    let operation = Operation::all_gather(table.at(at), table, ENTRY, DataType::U8);
+    collectives.run(*communicator, &operation)?;
+    collectives.read(table, 0, entries.as_flattened_mut())?;
+    collectives.deregister(table)?;
+    let address = |[a, b, c, d, high, low]: [u8; ENTRY]| {
+        SocketAddr::from((Ipv4Addr::new(a, b, c, d), u16::from_be_bytes([high, low])))
     };
     Ok(entries.into_iter().map(address).collect())
 }
@@ -494,11 +523,11 @@ fn shared_clock() -> u64 {
 /// Fills the buffers with the rank's values of a round.
 fn fill(
     plan: &RankPlan,
-    communicator: &mut Communicator,
+    member: &mut Member,
     buffers: &[Buffer],
     round: u32,
 ) -> Result<(), ferroce_collectives::Error> {
-    let rank = communicator.rank();
+    let rank = member.rank();
     let mut room = [0; PIECE * ELEMENT];
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
         let fault = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number));
@@ -508,9 +537,9 @@ fn fill(
             if let Some(index) = fault.and_then(|fault| fault.index.checked_sub(first)) {
                 values::negate(piece, index);
             }
-            communicator.write(*buffer, (first * ELEMENT) as u64, piece)?;
+            member.collectives.write(*buffer, (first * ELEMENT) as u64, piece)?;
         }
-        communicator.progress()?;
+        member.answer()?;
     }
     Ok(())
 }
@@ -518,24 +547,24 @@ fn fill(
 /// Elements compared, and the tensors with wrong ones.
 fn check(
     plan: &RankPlan,
-    communicator: &mut Communicator,
+    member: &mut Member,
     buffers: &[Buffer],
     round: u32,
 ) -> Result<(u64, Vec<Wrong>), ferroce_collectives::Error> {
     let (mut elements, mut wrong) = (0, Vec::new());
-    let (ranks, mut room) = (communicator.size(), [0; PIECE * ELEMENT]);
+    let (ranks, mut room) = (member.communicator.size(), [0; PIECE * ELEMENT]);
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
         let mut found = None;
         for first in (0..tensor.len()).step_by(PIECE) {
             let piece = &mut room[..(tensor.len() - first).min(PIECE) * ELEMENT];
-            communicator.read(*buffer, (first * ELEMENT) as u64, piece)?;
+            member.collectives.read(*buffer, (first * ELEMENT) as u64, piece)?;
             if let Err(later) = values::check(piece, first, round, ranks, number, tensor) {
                 Wrong::add(&mut found, later);
             }
         }
         wrong.extend(found);
         elements += tensor.len() as u64;
-        communicator.progress()?;
+        member.answer()?;
     }
     Ok((elements, wrong))
 }

@@ -1,6 +1,6 @@
 //! The baseline: the same ring all-reduce over the kernel's TCP.
 //!
-//! It has the schedule, the chunks and the reduction of `ferroce_collectives`, and works in the same memory. Each rank has
+//! It has the ring of `ferroce_collectives`, its chunks and its reduction, and works in the same memory. Each rank has
 //! one connection to the next rank and one from the rank before. TCP gets what is best for it: TCP_NODELAY, sockets that
 //! do not block, and a thread that sleeps in poll(2) when neither can go on. Chunks of the all-gather are read
 //! into place, and nothing waits for the other end's acknowledgement, since the kernel has a copy.
@@ -11,9 +11,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce_collectives::{DataType, Options, Phase, ReduceOp, Schedule, reduce};
+use ferroce_collectives::{DataType, Options, ReduceOp};
+use ferroce_driver::reduction::reduce;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+
+use super::chunks::Chunks;
 
 /// A rank's place on the ring.
 pub(super) struct TcpRing {
@@ -107,21 +110,22 @@ impl Connected {
 }
 
 impl TcpRing {
-    /// Replaces the elements, on every rank, by their sums over all ranks. The same bits as `Communicator::all_reduce`
-    /// gives.
+    /// Replaces the elements, on every rank, by their sums over all ranks. The same bits as an all-reduce by
+    /// `Algorithm::Ring` gives.
     pub(super) fn all_reduce(&mut self, memory: &mut [u8], stop: &AtomicBool) -> Result<(), Error> {
         const DATA_TYPE: DataType = DataType::F32;
         let element = DATA_TYPE.size();
-        let schedule = Schedule::new(self.rank, self.size, memory.len() / element, self.chunk / element);
+        let TcpRing { rank, size, .. } = *self;
+        let chunks = Chunks { rank, size, count: memory.len() / element, chunk: self.chunk / element };
         let bytes_of = |elements: Range<usize>| elements.start * element..elements.end * element;
-        let (mut sends, mut receives) = (schedule.sends(), schedule.receives());
+        let (mut sends, mut receives) = (chunks.sends().peekable(), chunks.receives());
         let (mut sent, mut received) = (0, 0);
         // What is left of the chunk that is being sent, and of the one that is being received.
         let (mut outgoing, mut incoming) = (0..0, None);
         let mut watch = Watch::new(stop);
         loop {
             let mut moved = false;
-            while !outgoing.is_empty() || sent < schedule.head_start() + received {
+            while !outgoing.is_empty() || sent < chunks.head_start() + received {
                 if outgoing.is_empty() {
                     let Some(chunk) = sends.next() else { break };
                     outgoing = bytes_of(chunk.elements);
@@ -135,12 +139,12 @@ impl TcpRing {
                 moved = true;
             }
             if incoming.is_none() {
-                incoming = receives.next().map(|chunk| (chunk.phase, bytes_of(chunk.elements), 0));
+                incoming = receives.next().map(|chunk| (chunk.is_reduced, bytes_of(chunk.elements), 0));
             }
-            if let Some((phase, place, filled)) = &mut incoming {
-                let room = match *phase {
-                    Phase::AllGather => &mut memory[place.clone()],
-                    _ => &mut self.staging[..place.len()],
+            if let Some((is_reduced, place, filled)) = &mut incoming {
+                let room = match *is_reduced {
+                    true => &mut self.staging[..place.len()],
+                    false => &mut memory[place.clone()],
                 };
                 match self.left.read(&mut room[*filled..]) {
                     Ok(0) => return Err(Error::Closed),
@@ -152,7 +156,7 @@ impl TcpRing {
                     Err(error) => return Err(failed("receiving")(error)),
                 }
                 if *filled == place.len() {
-                    if *phase == Phase::ReduceScatter {
+                    if *is_reduced {
                         reduce(
                             DATA_TYPE,
                             ReduceOp::Sum,
@@ -163,7 +167,7 @@ impl TcpRing {
                     received += 1;
                     incoming = None;
                 }
-            } else if outgoing.is_empty() && sent == schedule.sent_chunks() {
+            } else if outgoing.is_empty() && sends.peek().is_none() {
                 return Ok(());
             }
             if moved {

@@ -1,0 +1,342 @@
+//! What becomes of a communicator when a rank dies, calls something else, or does not call at all.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod group;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::driver::gpu::Device as Gpu;
+use ferroce::driver::gpu::strict::Strict;
+use ferroce::driver::loopback::{Switch, SwitchConfig};
+use ferroce::driver::{self, Clock, Error as DriverError, FilteredSource, FrameSource, Sent};
+use ferroce::{Nanos, PacketDriver};
+use ferroce_collectives::{
+    Cause, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp, Reduction,
+};
+use group::{LIMIT, join_again, options, run, run_on, run_with_gpus, sum};
+
+/// What a rank got for a call, and how long it took.
+type Outcome = (Option<Error>, Duration);
+
+fn call(ranks: &mut Collectives, all: Communicator, count: usize, data_type: DataType) -> Outcome {
+    let buffer = ranks.allocate(1 << 20).unwrap();
+    let start = Instant::now();
+    let result = sum(ranks, all, buffer, count, data_type);
+    (result.err(), start.elapsed())
+}
+
+fn cause(error: &Option<Error>) -> Option<&Cause> {
+    match error {
+        Some(Error::Failed { cause, .. }) => Some(cause),
+        _ => None,
+    }
+}
+
+/// Answers others for so long, without a call.
+fn poll_for(ranks: &mut Collectives, time: Duration) {
+    let (mut clock, end) = (Clock::start(), Instant::now() + time);
+    while Instant::now() < end {
+        ranks.poll(clock.now()).unwrap();
+        thread::yield_now();
+    }
+}
+
+fn impatient() -> Options {
+    options().ack_timeout(Duration::from_millis(260)).retry_count(2)
+}
+
+#[test]
+fn the_death_of_a_rank_reaches_all_in_time() {
+    let outcomes = run(5, impatient(), None, LIMIT, |mut ranks, all| {
+        let first = call(&mut ranks, all, 1000, DataType::F32);
+        assert!(first.0.is_none(), "{first:?}");
+        if all.rank() == 2 {
+            return None;
+        }
+        let outcome = call(&mut ranks, all, 200_000, DataType::F32);
+        let buffer = ranks.allocate(4).unwrap();
+        let later = sum(&mut ranks, all, buffer, 1, DataType::F32);
+        assert!(matches!(later, Err(Error::Failed { .. })), "{later:?}");
+        ranks.finish().unwrap();
+        Some(outcome)
+    });
+    for (rank, outcome) in outcomes.iter().enumerate().filter(|(rank, _)| *rank != 2) {
+        let (error, took) = outcome.as_ref().unwrap();
+        assert_eq!(cause(error).and_then(Cause::lost), Some(2), "rank {rank}: {error:?}");
+        assert!(*took < impatient().retry_budget() + Duration::from_secs(10), "rank {rank}: {took:?}");
+    }
+}
+
+/// The dead rank has acknowledged everything; only a question finds out.
+#[test]
+fn a_rank_that_only_waits_notices_a_death_too() {
+    let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
+        if all.rank() == 1 {
+            poll_for(&mut ranks, Duration::from_millis(500));
+            return None;
+        }
+        Some(call(&mut ranks, all, 10, DataType::F32))
+    });
+    let (error, took) = outcomes[0].as_ref().unwrap();
+    assert!(matches!(cause(error), Some(Cause::Lost { peer: 1, .. })), "{error:?}");
+    assert!(*took < impatient().retry_budget() + Duration::from_secs(10), "{took:?}");
+}
+
+/// As the one before, where the receiver of a message waits, which never sends anything.
+#[test]
+fn a_receiver_notices_the_death_of_the_sender() {
+    let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
+        ranks.run(all, &Operation::barrier()).unwrap();
+        if all.rank() == 1 {
+            poll_for(&mut ranks, Duration::from_millis(300));
+            return None;
+        }
+        let buffer = ranks.allocate(1 << 20).unwrap();
+        ranks.run(all, &Operation::receive(buffer, 1 << 18, DataType::F32, 1)).err()
+    });
+    assert_eq!(cause(&outcomes[0]).and_then(Cause::lost), Some(1), "{outcomes:?}");
+}
+
+#[test]
+fn a_rank_that_lives_and_does_not_call_stalls_the_others() {
+    let options = options().stall_timeout(Duration::from_millis(600));
+    let outcomes = run(3, options, None, LIMIT, |mut ranks, all| {
+        if all.rank() != 1 {
+            return call(&mut ranks, all, 10, DataType::F32).0;
+        }
+        poll_for(&mut ranks, Duration::from_secs(3));
+        // It was told meanwhile.
+        ranks.start(all, &Operation::barrier()).err()
+    });
+    for rank in [0, 2] {
+        match cause(&outcomes[rank]) {
+            Some(Cause::Stalled { waits_for, .. }) => {
+                assert!(waits_for.contains("rank 1, which has made 0 calls"), "{waits_for}");
+            }
+            Some(Cause::Aborted { origin, .. }) => assert_eq!(*origin as usize, 2 - rank),
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+    assert!(matches!(cause(&outcomes[1]), Some(Cause::Aborted { origin: 0 | 2, .. })), "{outcomes:?}");
+}
+
+#[test]
+fn different_calls_are_told_apart() {
+    use DataType::{F32, I32};
+    type Call = fn(ferroce_collectives::Buffer) -> Operation;
+    let calls: [(u32, Call, Call); 9] = [
+        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
+            Operation::all_reduce(b, b, 1001, F32, ReduceOp::Sum)
+        }),
+        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
+            Operation::all_reduce(b, b, 1000, I32, ReduceOp::Sum)
+        }),
+        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
+            Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum)
+        }),
+        (4, |b| Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum), |b| {
+            Operation::all_reduce(b, b, 200_000, F32, Reduction::Average)
+        }),
+        (2, |b| Operation::all_reduce(b, b, 0, F32, ReduceOp::Sum), |_| Operation::barrier()),
+        (3, |b| Operation::broadcast(b, b, 100_000, F32, 0), |b| Operation::broadcast(b, b, 100_000, F32, 1)),
+        (3, |b| Operation::reduce(b, b, 10, F32, ReduceOp::Max, 0), |b| Operation::broadcast(b, b, 10, F32, 0)),
+        // Both send first, or both receive first.
+        (2, |b| Operation::all_gather(b, b.at(400), 100, F32), |b| Operation::all_gather(b, b.at(400), 101, F32)),
+        (2, |b| Operation::all_gather(b, b.at(80_000), 10_000, F32), |b| {
+            Operation::all_gather(b, b.at(80_000), 10_001, F32)
+        }),
+    ];
+    for (number, (size, right, wrong)) in calls.into_iter().enumerate() {
+        let outcomes = run(size, options(), None, LIMIT, move |mut ranks, all| {
+            let buffer = ranks.allocate(1 << 20).unwrap();
+            let operation = if all.rank() == 1 { wrong(buffer) } else { right(buffer) };
+            let start = Instant::now();
+            let mut result = ranks.run(all, &operation);
+            if result.is_ok() {
+                // A rank that only sends may be through already.
+                result = ranks.run(all, &Operation::barrier());
+            }
+            (result.err(), start.elapsed())
+        });
+        let (mut mismatches, mut aborts) = (0, 0);
+        for (rank, (error, took)) in outcomes.iter().enumerate() {
+            match cause(error) {
+                Some(Cause::Mismatch { .. }) => mismatches += 1,
+                Some(Cause::Aborted { .. }) => aborts += 1,
+                other => panic!("calls {number}, rank {rank}: {other:?}"),
+            }
+            assert!(*took < Duration::from_secs(10), "calls {number}, rank {rank}: {took:?}");
+        }
+        assert!(mismatches >= 1 && mismatches + aborts == size, "calls {number}: {outcomes:?}");
+    }
+}
+
+/// The sender says how many elements it has.
+#[test]
+fn messages_of_different_lengths_are_told_apart() {
+    for (sent, received) in [(10, 11), (100_000, 100), (100, 100_000), (100_000, 100_001)] {
+        let outcomes = run(2, options(), None, LIMIT, move |mut ranks, all| {
+            let buffer = ranks.allocate(1 << 20).unwrap();
+            let operation = match all.rank() {
+                0 => Operation::send(buffer, sent, DataType::F32, 1),
+                _ => Operation::receive(buffer, received, DataType::F32, 0),
+            };
+            let result = ranks.run(all, &operation);
+            result.and_then(|()| ranks.run(all, &Operation::barrier())).err()
+        });
+        let causes: Vec<_> = outcomes.iter().map(cause).collect();
+        assert!(causes.iter().any(|cause| matches!(cause, Some(Cause::Mismatch { .. }))), "{outcomes:?}");
+        assert!(causes.iter().all(Option::is_some), "{outcomes:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_goes_without_leave_is_named() {
+    let outcomes = run(2, impatient(), None, LIMIT, |mut ranks, all| {
+        ranks.run(all, &Operation::barrier()).unwrap();
+        (all.rank() == 0).then(|| ranks.finish().map(drop).unwrap_err())
+    });
+    assert_eq!(cause(&outcomes[0]).and_then(Cause::lost), Some(1), "{outcomes:?}");
+}
+
+#[test]
+fn a_device_that_fails_ends_the_call_on_every_rank() {
+    let gpu = |rank: u32| -> Option<Arc<dyn Gpu>> {
+        let strict = if rank == 1 { Strict::default().fails_one_in(20) } else { Strict::default() };
+        Some(strict.seed(5).latest(Duration::from_millis(2)).open().unwrap())
+    };
+    let outcomes = run_with_gpus(3, options(), LIMIT, gpu, |mut ranks, all| {
+        let buffer = ranks.allocate(4 << 20).unwrap();
+        let calls = (0..50).find_map(|_| sum(&mut ranks, all, buffer, 1 << 20, DataType::F32).err());
+        // Copies and reductions are under way, here or at others: everything comes back all the same.
+        ranks.deregister(buffer).unwrap();
+        ranks.finish().unwrap();
+        calls.map(|error| error.to_string())
+    });
+    for (rank, outcome) in outcomes.iter().enumerate() {
+        println!("rank {rank}: {outcome:?}");
+        assert!(outcome.is_some());
+    }
+}
+
+/// One that gives up tells the others why, and the other communicator of the same ranks goes on.
+#[test]
+fn an_abort_ends_one_communicator_alone() {
+    let outcomes = run(3, options(), None, LIMIT, |mut ranks, all| {
+        let doomed = join_again(&mut ranks, all, &options(), false).unwrap();
+        let result = match all.rank() {
+            2 => {
+                poll_for(&mut ranks, Duration::from_millis(50));
+                ranks.abort(doomed, "no more data").unwrap();
+                None
+            }
+            _ => ranks.run(doomed, &Operation::barrier()).err(),
+        };
+        ranks.leave(doomed).unwrap();
+        let buffer = ranks.allocate(400_000).unwrap();
+        sum(&mut ranks, all, buffer, 100_000, DataType::F32).unwrap();
+        ranks.finish().unwrap();
+        result
+    });
+    for rank in [0, 1] {
+        match cause(&outcomes[rank]) {
+            Some(Cause::Aborted { origin: 2, lost: None, reason }) => {
+                assert!(reason.contains("no more data"), "{reason}");
+            }
+            other => panic!("rank {rank}: {other:?}"),
+        }
+    }
+}
+
+/// A link that is cut in the middle of calls is noticed at both ends, and by those who can still talk to both.
+#[test]
+fn a_rank_whose_link_is_cut_is_named_by_the_others() {
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let cut = Arc::new(AtomicBool::new(false));
+    let open = {
+        let cut = cut.clone();
+        move |rank: u32| {
+            let port = Box::new(switch.port(&[[10, 0, 0, rank as u8 + 1].into()]));
+            let cut = if rank == 1 { cut.clone() } else { Arc::default() };
+            let driver: Box<dyn PacketDriver> = Box::new(Cut { inner: port, cut });
+            driver.into()
+        }
+    };
+    let times: Arc<Mutex<Vec<Duration>>> = Arc::default();
+    let outcomes = run_on(3, impatient(), LIMIT, open, move |mut ranks, all| {
+        let buffer = ranks.allocate(400_000).unwrap();
+        for calls in 0.. {
+            if calls == 20 && all.rank() == 1 {
+                cut.store(true, Ordering::Relaxed);
+            }
+            let start = Instant::now();
+            if let Err(error) = sum(&mut ranks, all, buffer, 100_000, DataType::F32) {
+                times.lock().unwrap().push(start.elapsed());
+                ranks.finish().unwrap();
+                return error;
+            }
+        }
+        unreachable!()
+    });
+    let outcomes: Vec<_> = outcomes.into_iter().map(Some).collect();
+    for rank in [0, 2] {
+        assert_eq!(cause(&outcomes[rank]).and_then(Cause::lost), Some(1), "rank {rank}: {outcomes:?}");
+    }
+    assert!(matches!(cause(&outcomes[1]).and_then(Cause::lost), Some(0 | 2)), "{outcomes:?}");
+}
+
+/// Sends nothing, and takes nothing, once it is cut.
+struct Cut {
+    inner: Box<dyn PacketDriver>,
+    cut: Arc<AtomicBool>,
+}
+
+impl driver::Wrapper for Cut {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
+    }
+
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
+        let Cut { inner, cut } = self;
+        (**inner).tx_burst(now, &mut FilteredSource::new(source, |_: Sent<'_>| !cut.load(Ordering::Relaxed)))
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_harmless() {
+    run(2, options(), None, LIMIT, |mut ranks, all| {
+        let buffer = ranks.allocate(10).unwrap();
+        let refused = sum(&mut ranks, all, buffer, 3, DataType::I32).unwrap_err();
+        let why = "input = 12 bytes from byte 0 on: a part of the buffer, which has 10 bytes";
+        assert_eq!(refused.to_string(), why);
+        for (operation, why) in [
+            (Operation::send(buffer, 1, DataType::I32, all.rank()), "another rank than this one"),
+            (Operation::send(buffer, 1, DataType::I32, 2), "a rank below 2"),
+            (Operation::broadcast(buffer, buffer, 1, DataType::I32, 2), "a rank below 2"),
+            (Operation::all_to_all(buffer, buffer, 1, DataType::I32), "can't be in place"),
+            (Operation::all_gather_v(buffer, buffer, &[1], DataType::U8), "2, one for each rank"),
+            (Operation::all_gather(buffer.at(1), buffer, 4, DataType::U8), "no overlap, or in place"),
+            (Operation::all_reduce(buffer, buffer, usize::MAX, DataType::I32, ReduceOp::Sum), "fewer than"),
+            (Operation::all_reduce(buffer.at(11), buffer, 0, DataType::I32, ReduceOp::Sum), "10 bytes"),
+        ] {
+            let refused = ranks.run(all, &operation).unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
+        sum(&mut ranks, all, buffer, 2, DataType::I32).unwrap();
+        let memory = ranks.deregister(buffer).unwrap();
+        assert_eq!(memory.len(), 10);
+        assert!(ranks.bytes(buffer).is_err());
+        assert!(sum(&mut ranks, all, buffer, 2, DataType::I32).is_err());
+        ranks.finish().unwrap();
+    });
+}
