@@ -1,9 +1,19 @@
+//! How the ranks find each other.
+
+mod launcher;
+mod unique_id;
+
 use std::env;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use crate::Error;
+use launcher::{Environment, Meeting, Told};
+
+pub use launcher::Launcher;
+pub use unique_id::UniqueId;
 
 /// The most ranks of a communicator.
 pub const MAX_SIZE: u32 = 4096;
@@ -22,7 +32,15 @@ pub struct Bootstrap {
     pub(crate) listen: SocketAddr,
     pub(crate) listener: Option<TcpListener>,
     pub(crate) timeout: Duration,
+    /// What rank 0 lets in.
+    pub(crate) nonce: u64,
+    launcher: Option<Launcher>,
 }
+
+/// For how long ranks are waited for.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Between two questions for a name that is not known yet.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Bootstrap {
     /// Rank `rank` of `size`, with rank 0 at `master`.
@@ -36,18 +54,41 @@ impl Bootstrap {
         if rank >= size {
             return Err(Error::invalid("rank", rank, format!("0 to {}, below the size {size}", size - 1)));
         }
-        let timeout = Duration::from_secs(60);
-        Ok(Bootstrap { rank, size, master, listen: master, listener: None, timeout })
+        let (listener, launcher) = (None, None);
+        Ok(Bootstrap { rank, size, master, listen: master, listener, timeout: TIMEOUT, nonce: 0, launcher })
     }
 
-    /// From `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them.
-    ///
-    /// `FERROCE_MASTER_PORT` goes before `MASTER_PORT`: under torchrun the agent's own store may
-    /// listen there. If `MASTER_ADDR` is a name, rank 0 listens on all addresses of its family,
-    /// since a machine's own name often resolves to a loopback address.
+    /// Rank `rank` of `size`, of the job that `id` names. Rank 0 adds the [`listener`](Bootstrap::listener) that came with the id;
+    /// without it, it listens at the id's address.
     ///
     /// # Errors
-    /// [`Error::Environment`] names the variable; [`Error::Invalid`].
+    /// As [`new`](Bootstrap::new).
+    pub fn with_id(rank: u32, size: u32, id: UniqueId) -> Result<Bootstrap, Error> {
+        Ok(Bootstrap { nonce: id.nonce(), ..Bootstrap::new(rank, size, id.address())? })
+    }
+
+    /// From what a launcher has set. The first one counts whose variable of the rank is there:
+    ///
+    /// | launcher | rank, size | where rank 0 is |
+    /// |---|---|---|
+    /// | ferroce's own | `FERROCE_RANK`, `FERROCE_SIZE` | the variables below |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `127.0.0.1` if all are on one host, else where mpirun is |
+    /// | PMI (MPICH, Intel MPI, Cray) | `PMI_RANK`, `PMI_SIZE` | the variables below; in a job of Slurm as there |
+    /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
+    /// | Kubernetes, an indexed job | `JOB_COMPLETION_INDEX`, `FERROCE_SIZE` | `FERROCE_MASTER_ADDR` |
+    ///
+    /// Rank and size are these. With `FERROCE_UNIQUE_ID`, a [`UniqueId`], the ranks meet as it says. Without it, `FERROCE_MASTER_ADDR`
+    /// and `FERROCE_MASTER_PORT` go before `MASTER_ADDR` and `MASTER_PORT`, and these before what a launcher tells: under torchrun the
+    /// agent's own store may listen at `MASTER_PORT`. Ranks of Open MPI and Slurm derive a port from 20000 to 29999 from the job that
+    /// is theirs alone, and let in nobody of another job; those of Kubernetes have 29500.
+    ///
+    /// If the address is a name, rank 0 listens on all addresses of its family, since a machine's own name often resolves to a loopback
+    /// address. A name of Kubernetes is that of the pod with index 0 behind a headless service (`JOB-0.SERVICE`). It is waited for, since
+    /// pods are known only when they run.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] names the variable, its value, and what would be right; [`Error::Invalid`].
     pub fn from_env() -> Result<Bootstrap, Error> {
         Bootstrap::from_variables(|name| env::var(name).ok())
     }
@@ -57,51 +98,44 @@ impl Bootstrap {
     /// # Errors
     /// Likewise.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Bootstrap, Error> {
-        Bootstrap::from_names(variable, |host, port| {
-            (host, port).to_socket_addrs()?.next().ok_or_else(no_address)
+        Bootstrap::from_names(variable, |launcher, host, port| {
+            let deadline = Instant::now() + TIMEOUT;
+            loop {
+                let found =
+                    (host, port).to_socket_addrs().and_then(|mut all| all.next().ok_or_else(no_address));
+                if found.is_ok() || launcher != Launcher::Kubernetes || Instant::now() >= deadline {
+                    return found;
+                }
+                sleep(ASK_AGAIN);
+            }
         })
     }
 
     /// As [`from_variables`](Bootstrap::from_variables), with names looked up by `resolve`.
     fn from_names(
         variable: impl Fn(&str) -> Option<String>,
-        resolve: impl Fn(&str, u16) -> io::Result<SocketAddr>,
+        resolve: impl Fn(Launcher, &str, u16) -> io::Result<SocketAddr>,
     ) -> Result<Bootstrap, Error> {
-        let number = |name: &'static str, expected: &str| -> Result<u32, Error> {
-            required(&variable, name)?.trim().parse().map_err(|_| Error::Environment {
-                variable: name,
-                problem: format!("is '{}'", variable(name).unwrap_or_default()),
-                expected: expected.to_owned(),
-            })
+        let Told { launcher, rank, size, meeting } = Environment(&variable).read()?;
+        let bootstrap = match meeting {
+            Meeting::Id(id) => Bootstrap::with_id(rank, size, id)?,
+            Meeting::Host { host, variable, port, nonce } => {
+                let master = resolve(launcher, &host, port).map_err(|problem| {
+                    let expected = format!("an IP address or a name that resolves ({problem})");
+                    launcher::odd(variable, &host, &expected)
+                })?;
+                let mut bootstrap = Bootstrap { nonce, ..Bootstrap::new(rank, size, master)? };
+                if host.parse::<IpAddr>().is_err() {
+                    let any: IpAddr = match master {
+                        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+                    };
+                    bootstrap.listen = SocketAddr::new(any, port);
+                }
+                bootstrap
+            }
         };
-        let rank = number("RANK", "a number from 0")?;
-        let size = number("WORLD_SIZE", "the number of ranks")?;
-        let host = required(&variable, "MASTER_ADDR")?;
-        let port_variable = match variable("FERROCE_MASTER_PORT") {
-            Some(_) => "FERROCE_MASTER_PORT",
-            None => "MASTER_PORT",
-        };
-        let port = number(port_variable, "a TCP port, 1 to 65535")?;
-        let bad_port = || Error::Environment {
-            variable: port_variable,
-            problem: format!("is '{port}'"),
-            expected: "a TCP port, 1 to 65535".to_owned(),
-        };
-        let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(bad_port)?;
-        let master = resolve(&host, port).map_err(|problem| Error::Environment {
-            variable: "MASTER_ADDR",
-            problem: format!("is '{host}'"),
-            expected: format!("an IP address or a name that resolves ({problem})"),
-        })?;
-        let mut bootstrap = Bootstrap::new(rank, size, master)?;
-        if host.parse::<IpAddr>().is_err() {
-            let any: IpAddr = match master {
-                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            };
-            bootstrap.listen = SocketAddr::new(any, port);
-        }
-        Ok(bootstrap)
+        Ok(Bootstrap { launcher: Some(launcher), ..bootstrap })
     }
 
     /// Waits for other ranks for at most `timeout`, 60 s unless told otherwise.
@@ -123,88 +157,18 @@ impl Bootstrap {
     pub fn size(&self) -> u32 {
         self.size
     }
+
+    /// Where rank 0 is met.
+    pub fn master(&self) -> SocketAddr {
+        self.master
+    }
+
+    /// Who has told which rank this is, if not the program itself.
+    pub fn launcher(&self) -> Option<Launcher> {
+        self.launcher
+    }
 }
 
 fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "no address")
-}
-
-fn required(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<String, Error> {
-    variable(name).ok_or_else(|| Error::Environment {
-        variable: name,
-        problem: "is not set".to_owned(),
-        expected: "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them".to_owned(),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn from(pairs: &[(&str, &str)]) -> Result<Bootstrap, Error> {
-        Bootstrap::from_variables(lookup(pairs))
-    }
-
-    fn lookup(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
-        |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
-    }
-
-    const TORCHRUN: [(&str, &str); 4] =
-        [("RANK", "2"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")];
-
-    #[test]
-    fn reads_what_torchrun_sets() {
-        let bootstrap = from(&TORCHRUN).unwrap();
-        assert_eq!((bootstrap.rank(), bootstrap.size()), (2, 4));
-        assert_eq!(bootstrap.master, "192.0.2.1:29500".parse().unwrap());
-        assert_eq!(bootstrap.listen, bootstrap.master);
-        let own_port = from(&[&TORCHRUN[..], &[("FERROCE_MASTER_PORT", "7")]].concat()).unwrap();
-        assert_eq!(own_port.master.port(), 7);
-    }
-
-    #[test]
-    fn a_name_is_listened_for_everywhere() {
-        let mut pairs = TORCHRUN;
-        pairs[2].1 = "head.example";
-        // No resolver is asked: what it knows is the machine's affair.
-        for (address, any) in [("192.0.2.9", "0.0.0.0:29500"), ("2001:db8::9", "[::]:29500")] {
-            let resolve = |name: &str, port| {
-                assert_eq!(name, "head.example");
-                Ok(SocketAddr::new(address.parse().unwrap(), port))
-            };
-            let bootstrap = Bootstrap::from_names(lookup(&pairs), resolve).unwrap();
-            assert_eq!(bootstrap.master, SocketAddr::new(address.parse().unwrap(), 29500));
-            assert_eq!(bootstrap.listen, any.parse().unwrap());
-        }
-        let unknown = |_: &str, _| Err(no_address());
-        let message = Bootstrap::from_names(lookup(&pairs), unknown).unwrap_err().to_string();
-        assert!(
-            message.contains("MASTER_ADDR is 'head.example'") && message.contains("no address"),
-            "{message}"
-        );
-    }
-
-    #[test]
-    fn refusals_name_the_variable_and_the_value() {
-        for missing in 0..4 {
-            let mut pairs = TORCHRUN.to_vec();
-            let (name, _) = pairs.remove(missing);
-            let message = from(&pairs).unwrap_err().to_string();
-            assert!(message.contains(&format!("{name} is not set")), "{message}");
-        }
-        for (index, value, expected) in [
-            (0, "x", "RANK is 'x'"),
-            (0, "4", "rank = 4: 0 to 3"),
-            (1, "0", "size = 0: 1 to 4096"),
-            (1, "-1", "WORLD_SIZE is '-1'"),
-            (3, "0", "MASTER_PORT is '0'"),
-            (3, "65536", "MASTER_PORT is '65536'"),
-            (2, "", "MASTER_ADDR is ''"),
-        ] {
-            let mut pairs = TORCHRUN;
-            pairs[index].1 = value;
-            let message = from(&pairs).unwrap_err().to_string();
-            assert!(message.contains(expected), "{message}");
-        }
-    }
 }

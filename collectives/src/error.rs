@@ -31,8 +31,8 @@ pub enum Error {
     },
     /// Rank 0 can't listen on the bootstrap address.
     #[error(
-        "rank 0 can't listen on {address}: {source} (torchrun's own store may hold MASTER_PORT: \
-         set FERROCE_MASTER_PORT to a free port for all ranks)"
+        "rank 0 can't listen on {address}: {source} (if the port is taken, as MASTER_PORT may be by torchrun's own store, set \
+         FERROCE_MASTER_PORT to a free one for all ranks; if the address is not of rank 0's host, FERROCE_MASTER_ADDR)"
     )]
     Listen {
         /// The address.

@@ -122,7 +122,7 @@ mod schedule;
 mod shrink;
 mod slab;
 
-pub use bootstrap::{Bootstrap, MAX_SIZE};
+pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;
 pub use choice::{Explanation, Model};
 pub use collectives::{Buffer, Collectives, Communicator, Request};

@@ -49,7 +49,7 @@ fn read_some(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
 }
 
 fn root(bootstrap: Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>, Error> {
-    let Bootstrap { size, listen, listener, timeout, .. } = bootstrap;
+    let Bootstrap { size, listen, listener, timeout, nonce, .. } = bootstrap;
     let listen_error = |source| Error::Listen { address: listen, source };
     let listener = match listener {
         Some(listener) => listener,
@@ -57,7 +57,7 @@ fn root(bootstrap: Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>
     };
     listener.set_nonblocking(true).map_err(listen_error)?;
     let address = listener.local_addr().map_err(listen_error)?;
-    let mut lobby = Lobby::new(size, card);
+    let mut lobby = Lobby::new(size, nonce, card);
     while !lobby.is_complete() {
         if Instant::now() >= deadline {
             let (missing, refused) = (lobby.missing(), lobby.problems());
@@ -141,7 +141,7 @@ fn worker(bootstrap: &Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Ca
 /// next time.
 fn introduce(
     stream: &mut TcpStream,
-    &Bootstrap { rank, size, master, .. }: &Bootstrap,
+    &Bootstrap { rank, size, master, nonce, .. }: &Bootstrap,
     card: Card,
     deadline: Instant,
 ) -> Result<Result<Vec<Card>, io::Error>, Error> {
@@ -152,7 +152,7 @@ fn introduce(
     }
     let mut start = [0; size_of::<Reply>()];
     let (first, rest) = start.split_at_mut(1);
-    let hello = Hello::new(rank, size, card);
+    let hello = Hello::new(rank, size, nonce, card);
     let said = stream.write_all(hello.as_bytes());
     if let Err(error) = said.and_then(|()| read_until(stream, first, deadline)) {
         return Ok(Err(error));

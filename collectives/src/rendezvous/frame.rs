@@ -6,11 +6,13 @@
 //!
 //! | frame | from | to | fields after magic and version |
 //! |---|---|---|---|
-//! | hello | rank r | rank 0 | rank, size, [`Card`] |
+//! | hello | rank r | rank 0 | rank, size, nonce, [`Card`] |
 //! | table | rank 0 | all | 1, length, `size` cards |
 //! | refusal | rank 0 | one | 2, length, text |
+//!
+//! The nonce is that of the [`UniqueId`](crate::UniqueId), or of a launcher's job; 0 without either. Rank 0 does not tell it.
 
-use zerocopy::byteorder::big_endian::U32;
+use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::card::Card;
@@ -29,6 +31,7 @@ pub(super) struct Hello {
     pub(super) version: U32,
     pub(super) rank: U32,
     pub(super) size: U32,
+    pub(super) nonce: U64,
     pub(super) card: Card,
 }
 
@@ -54,9 +57,9 @@ impl Reply {
 }
 
 impl Hello {
-    pub(super) fn new(rank: u32, size: u32, card: Card) -> Hello {
-        let (rank, size) = (U32::new(rank), U32::new(size));
-        Hello { magic: MAGIC, version: U32::new(VERSION), rank, size, card }
+    pub(super) fn new(rank: u32, size: u32, nonce: u64, card: Card) -> Hello {
+        let (rank, size, nonce) = (U32::new(rank), U32::new(size), U64::new(nonce));
+        Hello { magic: MAGIC, version: U32::new(VERSION), rank, size, nonce, card }
     }
 
     /// The hello, once all of it is there. `bytes` may be the start of one.
@@ -68,15 +71,18 @@ impl Hello {
         Hello::read_from_bytes(bytes).map(Some).map_err(|e| e.to_string())
     }
 
-    /// Why rank 0, which has `card` and `size` ranks, does not let this one in.
+    /// Why rank 0, which has `card` and `size` ranks of the job that `nonce` names, does not let this one in.
     pub(super) fn problem(
         &self,
         size: u32,
+        nonce: u64,
         card: &Card,
         is_here: impl FnOnce(u32) -> bool,
     ) -> Option<String> {
         let (rank, theirs) = (self.rank.get(), self.size.get());
-        if theirs != size {
+        if self.nonce.get() != nonce {
+            Some(format!("rank {rank} is of another job than rank 0: their unique ids differ"))
+        } else if theirs != size {
             Some(format!("the size differs: rank {rank} has {theirs}, rank 0 has {size}"))
         } else if rank == 0 || rank >= size {
             Some(format!("rank {rank}: must be 1 to {}, below the size {size}", size - 1))

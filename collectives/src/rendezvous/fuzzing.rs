@@ -8,6 +8,7 @@ use super::frame::{Answer, Hello, Reply, table};
 use crate::card::Card;
 
 const SIZE: u32 = 4;
+const NONCE: u64 = 0;
 
 /// What comes to rank 0, as much of it as is there.
 pub fn hello(bytes: &[u8]) {
@@ -20,8 +21,8 @@ pub fn hello(bytes: &[u8]) {
             assert!((1..SIZE).contains(&rank), "rank {rank} has no place");
             here
         };
-        if hello.problem(SIZE, &own, is_here).is_none() {
-            assert!(!here && hello.size.get() == SIZE);
+        if hello.problem(SIZE, NONCE, &own, is_here).is_none() {
+            assert!(!here && hello.size.get() == SIZE && hello.nonce.get() == NONCE);
         }
     }
 }

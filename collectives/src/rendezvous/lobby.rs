@@ -25,6 +25,7 @@ pub(super) const MAX_REMEMBERED: usize = 8;
 
 pub(super) struct Lobby {
     size: u32,
+    nonce: u64,
     card: Card,
     /// The oldest first.
     unknown: Vec<Visitor>,
@@ -46,12 +47,12 @@ struct Visitor {
 }
 
 impl Lobby {
-    /// Of rank 0, which has `card`.
-    pub(super) fn new(size: u32, card: Card) -> Lobby {
+    /// Of rank 0, which has `card`, in the job that `nonce` names.
+    pub(super) fn new(size: u32, nonce: u64, card: Card) -> Lobby {
         let mut known = Vec::new();
         known.resize_with(size as usize - 1, || None);
         let (unknown, leaving, refused, trouble) = (Vec::new(), Vec::new(), Vec::new(), None);
-        Lobby { size, card, unknown, known, leaving, refused, trouble }
+        Lobby { size, nonce, card, unknown, known, leaving, refused, trouble }
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -161,7 +162,7 @@ impl Lobby {
         let rank = hello.rank.get();
         // One that has gone again may have been started anew.
         let is_here = |rank: u32| self.known[rank as usize - 1].as_ref().is_some_and(|(_, s)| is_alive(s));
-        let problem = hello.problem(self.size, &self.card, is_here);
+        let problem = hello.problem(self.size, self.nonce, &self.card, is_here);
         match problem {
             None => {
                 debug!(rank, %from, "met");

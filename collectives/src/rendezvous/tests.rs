@@ -9,6 +9,7 @@ use zerocopy::FromBytes;
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use super::*;
+use crate::UniqueId;
 
 /// All tests are over in seconds; a hang is a failure of one of these timeouts.
 const TIMEOUT: Duration = Duration::from_millis(700);
@@ -29,7 +30,7 @@ fn card(rank: u32) -> Card {
 }
 
 fn hello(rank: u32, size: u32) -> Hello {
-    Hello::new(rank, size, card(rank))
+    Hello::new(rank, size, 0, card(rank))
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
@@ -75,6 +76,34 @@ fn ranks_in_any_order_learn_of_all() {
             .collect();
         for handle in handles {
             assert_eq!(handle.join().unwrap(), (0..size).map(card).collect::<Vec<_>>());
+        }
+    });
+}
+
+/// Two jobs whose ranks have the same port, as that of a job that has ended, do not mix.
+#[test]
+fn ranks_of_another_job_are_refused() {
+    let (id, listener) = UniqueId::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (other, other_listener) = UniqueId::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    drop(other_listener);
+    let (text, other) = (id.to_string(), other.to_string());
+    let (_, other_nonce) = other.rsplit_once(':').unwrap();
+    let stranger = format!("{}:{other_nonce}", text.rsplit_once(':').unwrap().0);
+    let with = |rank, text: &str| {
+        Bootstrap::with_id(rank, 2, text.parse().unwrap()).unwrap().timeout(Duration::from_secs(20))
+    };
+    thread::scope(|scope| {
+        let root = with(0, &text).listener(listener);
+        let root = scope.spawn(move || rendezvous(root, card(0)));
+        // Of the other job, and of none.
+        let none = Bootstrap::new(1, 2, id.address()).unwrap();
+        for stranger in [with(1, &stranger), none] {
+            let refused = rendezvous(stranger, card(1)).unwrap_err().to_string();
+            assert!(refused.contains("rank 1 was refused") && refused.contains("another job"), "{refused}");
+        }
+        let worker = rendezvous(with(1, &text), card(1));
+        for met in [worker, root.join().unwrap()] {
+            assert_eq!(met.unwrap(), [0, 1].map(card));
         }
     });
 }
@@ -143,6 +172,8 @@ fn strangers_are_refused_and_do_no_harm() {
             let told = answer(address, hello(rank, 3).as_bytes()).unwrap();
             assert!(told.contains(&format!("rank {rank}: must be 1 to 2")), "{told}");
         }
+        let told = answer(address, Hello { nonce: U64::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
+        assert_eq!(told, "rank 1 is of another job than rank 0: their unique ids differ");
         let mut other = hello(1, 3);
         other.card.chunk_bytes = U32::new(8192);
         let told = answer(address, other.as_bytes()).unwrap();
