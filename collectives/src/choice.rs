@@ -57,12 +57,18 @@ impl Model {
     /// The numbers that ranks tell each other.
     pub(crate) fn to_numbers(self) -> [f64; 4] {
         let seconds = |time: Duration| time.as_secs_f64();
-        [seconds(self.latency), seconds(self.overhead), 1.0 / self.bytes_per_second, 1.0 / self.reduced_per_second]
+        [
+            seconds(self.latency),
+            seconds(self.overhead),
+            1.0 / self.bytes_per_second,
+            1.0 / self.reduced_per_second,
+        ]
     }
 
     /// From these numbers, which any rank may have told.
     pub(crate) fn from_numbers(numbers: [f64; 4]) -> Model {
-        let [latency, overhead, byte, reduced] = numbers.map(|number| if number.is_finite() { number.clamp(1e-13, 10.0) } else { 1e-6 });
+        let [latency, overhead, byte, reduced] =
+            numbers.map(|number| if number.is_finite() { number.clamp(1e-13, 10.0) } else { 1e-6 });
         Model {
             latency: Duration::from_secs_f64(latency),
             overhead: Duration::from_secs_f64(overhead),
@@ -168,7 +174,8 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
             let each = hosts.each().unwrap_or(1) as f64;
             let outside = n / each;
             let inside = (each - 1.0) / each;
-            let between = 2.0 * (outside - 1.0) * alpha + (outside - 1.0) / outside * (2.0 * all + sum) / each;
+            let between =
+                2.0 * (outside - 1.0) * alpha + (outside - 1.0) / outside * (2.0 * all + sum) / each;
             2.0 * burst(each - 1.0) + inside * (2.0 * all + sum) + between
         }
         (Kind::ReduceScatter, A::Ring) => others * alpha + part * (all + sum),
@@ -213,7 +220,8 @@ pub(crate) fn choose(
     if demand.is_small_float && demand.kind.reduces() {
         // Only these add up all elements before they round.
         let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
-        let best = cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
+        let best =
+            cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
         if let Some(best) = best {
             return (best, Why::RoundsOnce);
         }
@@ -288,7 +296,10 @@ mod tests {
             choose(&Model::default(), &demand(kind, bytes, ranks), &hosts(ranks, 1), None).0
         };
         assert_eq!(choice(Kind::AllReduce, 8, 8), Algorithm::Direct);
-        assert!(matches!(choice(Kind::AllReduce, 64 << 20, 8), Algorithm::TwoStep | Algorithm::Halving | Algorithm::Ring));
+        assert!(matches!(
+            choice(Kind::AllReduce, 64 << 20, 8),
+            Algorithm::TwoStep | Algorithm::Halving | Algorithm::Ring
+        ));
         assert_ne!(choice(Kind::AllReduce, 64 << 20, 64), Algorithm::Direct);
         assert_eq!(choice(Kind::Broadcast, 8, 4), Algorithm::Direct);
         assert!(matches!(choice(Kind::Broadcast, 64 << 20, 16), Algorithm::Tree | Algorithm::Ring));
@@ -301,14 +312,21 @@ mod tests {
         let one_each = hosts(4, 1);
         let forced = Some(Algorithm::Hierarchical);
         let demand = demand(Kind::AllReduce, 1 << 20, 4);
-        let text = explain(&model, &demand, &one_each, forced, "all_reduce of 262144 f32 (sum)".to_owned()).to_string();
+        let text = explain(&model, &demand, &one_each, forced, "all_reduce of 262144 f32 (sum)".to_owned())
+            .to_string();
         assert!(text.contains("an option forces hierarchical: each host has one rank"), "{text}");
         assert!(text.contains("  hierarchical  each host has one rank\n"), "{text}");
         let even = hosts(4, 2);
         assert_eq!(choose(&model, &demand, &even, forced), (Algorithm::Hierarchical, Why::Forced));
         let uneven = Hosts::new(&[0, 0, 0, 1]);
-        assert_eq!(problem(Algorithm::Hierarchical, Kind::AllReduce, 4, &uneven), Some("hosts have different numbers of ranks"));
-        assert_eq!(problem(Algorithm::Direct, Kind::AllReduce, 65, &hosts(65, 1)), Some("too many ranks to reduce at once"));
+        assert_eq!(
+            problem(Algorithm::Hierarchical, Kind::AllReduce, 4, &uneven),
+            Some("hosts have different numbers of ranks")
+        );
+        assert_eq!(
+            problem(Algorithm::Direct, Kind::AllReduce, 65, &hosts(65, 1)),
+            Some("too many ranks to reduce at once")
+        );
     }
 
     #[test]

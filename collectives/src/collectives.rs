@@ -10,6 +10,7 @@ use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use crate::card::{Card, gid_index};
+use crate::choice::{Explanation, Model};
 use crate::compute::Computer;
 use crate::control::Control;
 use crate::error::Cause;
@@ -17,7 +18,6 @@ use crate::group::{Group, Outcome, Process};
 use crate::memory::{allocate, deregister, register};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
-use crate::choice::{Explanation, Model};
 use crate::{Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction};
 
 /// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
@@ -154,7 +154,8 @@ impl Collectives {
         const ROUNDS: usize = 4;
         const SHORT: usize = 8;
         let others = communicator.size.saturating_sub(1).max(1) as usize;
-        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10);
+        // Whole elements, also in halves.
+        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
         let room = self.allocate(long * (others + 1))?;
         let own = room.at((long * communicator.rank as usize) as u64);
         let near = room.at((SHORT * communicator.rank as usize) as u64);
@@ -173,11 +174,15 @@ impl Collectives {
         let at_once = shortest(self, &short, Algorithm::Direct)?;
         let overhead = (at_once - latency).max(latency / 16.0) / others as f64;
         let blocks = Operation::all_gather(own, room, long, DataType::U8);
-        let byte = (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
+        let byte =
+            (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
         let half = (long / 2) as u32;
         let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
         let start = self.now();
-        let sum = ferroce::driver::reduction::Reduction::new(DataType::F32, ferroce::driver::reduction::ReduceOp::Sum);
+        let sum = ferroce::driver::reduction::Reduction::new(
+            DataType::F32,
+            ferroce::driver::reduction::ReduceOp::Sum,
+        );
         self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
         let reduced = self.now().since(start).as_secs_f64() / f64::from(half);
         let numbers = [latency, overhead, byte, reduced];
@@ -219,7 +224,8 @@ impl Collectives {
     /// # Errors
     /// [`Error::Invalid`] for counts, roots and peers that do not fit; [`Error::InvalidHandle`].
     pub fn explain(&self, communicator: Communicator, operation: &Operation) -> Result<Explanation, Error> {
-        let group = self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
         group.explain(operation)
     }
 
@@ -577,7 +583,11 @@ impl Collectives {
     /// # Errors
     /// [`Error::Invalid`] for no ranks, a rank outside, and one that is named twice; [`Error::Failed`] of a communicator that has
     /// failed; [`Error::InvalidHandle`], [`Error::Verbs`].
-    pub fn subset(&mut self, communicator: Communicator, ranks: &[u32]) -> Result<Option<Communicator>, Error> {
+    pub fn subset(
+        &mut self,
+        communicator: Communicator,
+        ranks: &[u32],
+    ) -> Result<Option<Communicator>, Error> {
         let is_outside = |rank: &&u32| **rank >= communicator.size;
         let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
@@ -589,7 +599,8 @@ impl Collectives {
         if ranks.is_empty() {
             return Err(Error::invalid("ranks of a subset", "none", "at least one"));
         }
-        let group = self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
         if let Some(cause) = group.failure() {
             let (rank, operation) = (communicator.rank, "subset".to_owned());
             return Err(Error::Failed { rank, operation, cause: cause.clone() });
@@ -598,7 +609,8 @@ impl Collectives {
     }
 
     fn child(&mut self, communicator: Communicator, ranks: &[u32]) -> Result<Option<Communicator>, Error> {
-        let group = self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
         let (options, model) = (group.options, group.model());
         let Some((rank, cards)) = group.cards_of(ranks) else { return Ok(None) };
         let port = gid_index(&self.context, &options)?;
@@ -656,7 +668,8 @@ impl Collectives {
     /// [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
         let now = self.now();
-        let group = self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
         group.begin_to_shrink(now)?;
         let gone = loop {
             match self.groups.get(communicator.handle).and_then(Group::agreed) {

@@ -20,8 +20,8 @@ use crate::execution::{Execution, Places, Tools, Trouble, What};
 use crate::memory::{allocate, deregister, register, when_free};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
-use crate::shrink::{Ranks, Shrink};
 use crate::schedule::{Algorithm, Hosts, Schedule, Seat, Shape, Task, plan};
+use crate::shrink::{Ranks, Shrink};
 
 /// A rank of a communicator, as another one sees it.
 #[derive(Default)]
@@ -175,7 +175,11 @@ impl Group {
     fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
         // The same at all ranks, also where one alone has an input or an output.
         let length = match operation.kind {
-            Kind::Gather | Kind::Scatter | Kind::AllToAll if operation.sent.is_some() || operation.received.is_some() => 0,
+            Kind::Gather | Kind::Scatter | Kind::AllToAll
+                if operation.sent.is_some() || operation.received.is_some() =>
+            {
+                0
+            }
             Kind::Gather | Kind::Scatter => operation.count * self.cards.len(),
             _ => lengths.0.max(lengths.1),
         };
@@ -193,10 +197,13 @@ impl Group {
         let lengths = operation.lengths(self.rank as usize, self.cards.len())?;
         let demand = self.demand(operation, lengths);
         let name = match operation.reduction {
-            Some(reduction) => format!("{} of {} {} ({reduction})", operation.kind, operation.count, operation.data_type),
+            Some(reduction) => {
+                format!("{} of {} {} ({reduction})", operation.kind, operation.count, operation.data_type)
+            }
             None => format!("{} of {} {}", operation.kind, operation.count, operation.data_type),
         };
-        let name = format!("{name}, {} bytes, {} ranks on {} hosts", demand.bytes, demand.ranks, self.hosts.count());
+        let name =
+            format!("{name}, {} bytes, {} ranks on {} hosts", demand.bytes, demand.ranks, self.hosts.count());
         Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
     }
 
@@ -876,7 +883,11 @@ impl Group {
     }
 
     /// Frees what operations need. Control messages go on.
-    pub(crate) fn disconnect(&mut self, context: &mut Context, mut now: impl FnMut() -> Nanos) -> Result<(), Error> {
+    pub(crate) fn disconnect(
+        &mut self,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), Error> {
         for peer in &mut self.peers {
             if let Some(channel) = peer.channel.take() {
                 channel.destroy(context, &mut now)?;
@@ -892,7 +903,11 @@ impl Group {
     }
 
     /// Frees everything.
-    pub(crate) fn destroy(mut self, context: &mut Context, mut now: impl FnMut() -> Nanos) -> Result<(), Error> {
+    pub(crate) fn destroy(
+        mut self,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), Error> {
         self.disconnect(context, &mut now)?;
         for peer in self.peers {
             if let Some(ah) = peer.ah {

@@ -241,7 +241,8 @@ impl Turns {
             Command::Start(_, _, promise) => Some(promise),
             _ => None,
         });
-        left.chain(self.pending.drain(..).map(|(_, promise)| promise)).for_each(|promise| promise.keep(Err(ended())));
+        left.chain(self.pending.drain(..).map(|(_, promise)| promise))
+            .for_each(|promise| promise.keep(Err(ended())));
         ran.map(|()| self.collectives)
     }
 

@@ -32,7 +32,8 @@ impl Ranks {
 
     /// Whether it is of a communicator of `size` ranks.
     pub(crate) fn fits(&self, size: u32) -> bool {
-        self.0.len() == size.div_ceil(8) as usize && (size..self.0.len() as u32 * 8).all(|rank| !self.has(rank))
+        self.0.len() == size.div_ceil(8) as usize
+            && (size..self.0.len() as u32 * 8).all(|rank| !self.has(rank))
     }
 
     pub(crate) fn has(&self, rank: u32) -> bool {
@@ -85,7 +86,14 @@ pub(crate) struct Shrink {
 
 impl Shrink {
     /// Of rank `rank`, which knows that these are gone.
-    pub(crate) fn new(rank: u32, size: u32, gone: Ranks, patience: Duration, again: Duration, now: Nanos) -> Shrink {
+    pub(crate) fn new(
+        rank: u32,
+        size: u32,
+        gone: Ranks,
+        patience: Duration,
+        again: Duration,
+        now: Nanos,
+    ) -> Shrink {
         let each = size as usize;
         let (votes, knows, heard) = (vec![false; each], vec![false; each], vec![now; each]);
         Shrink { rank, size, patience, again, gone, decision: None, votes, knows, heard, next: now }
@@ -214,7 +222,9 @@ mod tests {
                 if picks(100) < loss {
                     continue;
                 }
-                if let Some(answer) = ranks[to as usize].as_mut().and_then(|shrink| shrink.hear(from, word, now)) {
+                if let Some(answer) =
+                    ranks[to as usize].as_mut().and_then(|shrink| shrink.hear(from, word, now))
+                {
                     flying.push((to, from, answer));
                 }
             }
@@ -227,7 +237,8 @@ mod tests {
         assert!(decisions.windows(2).all(|pair| pair[0] == pair[1]), "{decisions:?}");
         if let Some(decision) = decisions.first() {
             assert!(dead.iter().all(|rank| decision.has(*rank)), "{decision:?} without {dead:?}");
-            let alive = (0..size).filter(|rank| !dead.contains(rank) && !dying.iter().any(|(of, _)| of == rank));
+            let alive =
+                (0..size).filter(|rank| !dead.contains(rank) && !dying.iter().any(|(of, _)| of == rank));
             assert!(alive.into_iter().all(|rank| !decision.has(rank)), "{decision:?}, but it lives");
         }
     }
