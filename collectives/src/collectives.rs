@@ -455,12 +455,12 @@ impl Collectives {
         let has_failed = group.failure().is_some();
         let left =
             if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
-        self.tell_failures()?;
+        let told = self.tell_failures();
         if let Some(group) = self.groups.remove(communicator.handle) {
             let Collectives { context, poller, .. } = self;
             group.destroy(context, || poller.now())?;
         }
-        left
+        left.and(told)
     }
 
     /// A barrier, whose last messages are acknowledged on both sides.
@@ -501,13 +501,20 @@ impl Collectives {
                 first = first.and(Err(error));
             }
         }
+        let freed = self.free();
+        // What comes of an error before is no news.
+        first?;
+        freed
+    }
+
+    fn free(self) -> Result<Context, Error> {
         let Collectives { mut context, mut poller, control, buffers, pd, .. } = self;
         for buffer in buffers {
             deregister(&mut context, || poller.now(), buffer.mr)?;
         }
         control.destroy(&mut context, || poller.now())?;
         context.dealloc_pd(pd)?;
-        first.map(|()| context)
+        Ok(context)
     }
 
     fn now(&mut self) -> Nanos {

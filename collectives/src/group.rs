@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::driver::gpu::Device;
-use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn};
+use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -362,8 +362,14 @@ impl Group {
             Some(ah) => ah,
             None => {
                 let to = (card.gid(), self.gid_index);
-                let ah = Control::address(process.context, process.pd, to, self.options.traffic_class)?;
-                *self.peers[peer as usize].ah.insert(ah)
+                match Control::address(process.context, process.pd, to, self.options.traffic_class) {
+                    Ok(ah) => *self.peers[peer as usize].ah.insert(ah),
+                    // As if the message were lost: whoever is gone has no route, either.
+                    Err(error) => {
+                        debug!(%error, peer, "a control message without a way");
+                        return Ok(());
+                    }
+                }
             }
         };
         let to = Mailbox { ah, qpn: Qpn::new(card.qpn.get()), qkey: card.qkey.get() };
@@ -541,17 +547,32 @@ impl Group {
                 // It has left before its ACK came.
                 News::Failed(_) if self.is_leaving && self.executions.is_empty() => channel.forget(),
                 News::Failed(status) => {
-                    let how = format!(
-                        "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
-                         retry_count)",
-                        self.options.retry_budget()
-                    );
-                    self.fail(process, Cause::Lost { peer: number, how });
+                    let cause = self.why(number, status);
+                    self.fail(process, cause);
                 }
                 News::Broken(problem) => self.fail(process, Cause::Protocol { peer: number, problem }),
             }
         }
         Ok(())
+    }
+
+    /// What it means that the connection to a peer has failed so.
+    fn why(&self, peer: u32, status: WcStatus) -> Cause {
+        match status {
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
+                let how = format!(
+                    "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
+                     retry_count)",
+                    self.options.retry_budget()
+                );
+                Cause::Lost { peer, how }
+            }
+            WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr | WcStatus::BadRespErr => {
+                Cause::Protocol { peer, problem: format!("the connection to it failed with {status:?}") }
+            }
+            // Of this rank's own port or memory.
+            _ => Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") },
+        }
     }
 
     fn granted(&mut self, process: &mut Process<'_>, from: u32, call: Call, grant: Grant) {
@@ -599,16 +620,22 @@ impl Group {
                 channel.return_credits(process.context)?;
             }
         }
-        self.retire();
-        Ok(moved)
+        Ok(self.retire(process.context)? || moved)
     }
 
-    /// Forgets operations that have ended.
-    fn retire(&mut self) {
+    /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
+    fn retire(&mut self, context: &mut Context) -> Result<bool, Error> {
+        let mut has_ended = false;
         for slot in &mut self.executions {
             if slot.as_ref().is_some_and(Execution::is_done)
                 && let Some(execution) = slot.take()
             {
+                has_ended = true;
+                for (peer, _) in execution.peers().filter(|(_, sends)| !sends) {
+                    if let Some(channel) = &self.peers[peer as usize].channel {
+                        channel.acknowledge(context)?;
+                    }
+                }
                 if let Some(index) = self.in_use.iter().position(|(id, ..)| *id == execution.id) {
                     let (_, mr, length) = self.in_use.swap_remove(index);
                     self.scratch.push((mr, length));
@@ -620,6 +647,7 @@ impl Group {
             self.executions.pop_front();
             self.first += 1;
         }
+        Ok(has_ended)
     }
 
     /// What has to be done now and then: hellos, pings, aborts.
@@ -702,18 +730,20 @@ impl Group {
     fn tell_all(&mut self, process: &mut Process<'_>, until: Nanos, next: Nanos) -> Result<(), Error> {
         let now = process.now;
         let gone = self.failed.as_ref().and_then(Cause::lost);
-        let missing: Vec<u32> = (0..self.size())
-            .filter(|peer| {
-                *peer != self.rank && Some(*peer) != gone && !self.peers[*peer as usize].knows_abort
-            })
-            .collect();
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let missing: Vec<u32> = others.filter(|peer| !self.peers[*peer as usize].knows_abort).collect();
         if missing.is_empty() || now >= until {
             self.telling = None;
             return Ok(());
         }
         if now >= next {
-            for peer in missing {
-                self.tell_failure(process, peer)?;
+            for peer in &missing {
+                self.tell_failure(process, *peer)?;
+            }
+            // One that is gone is told, for it may not be, and is not waited for.
+            if missing.iter().all(|peer| Some(*peer) == gone) {
+                self.telling = None;
+                return Ok(());
             }
             self.telling = Some((until, now + AGAIN));
         }
