@@ -298,7 +298,9 @@ pub fn parse(bytes: &[u8]) {
     let again = Envelope::parse(&envelope.frame()).expect("it was one before");
     match (&again.message, &envelope.message) {
         // What was no text is longer as one, and may be cut.
-        (Message::Abort { reason: cut, .. }, Message::Abort { reason, .. }) => assert!(reason.starts_with(cut)),
+        (Message::Abort { reason: cut, .. }, Message::Abort { reason, .. }) => {
+            assert!(reason.starts_with(cut))
+        }
         _ => assert_eq!(again, envelope),
     }
 }

@@ -400,19 +400,30 @@ impl Group {
                 if self.failed.is_some() {
                     return self.tell_failure(process, from);
                 }
-                let found = self.history.iter().find(|known| known.number == call);
-                let call = found.map(|call| Header::new(call, Purpose::Call, 0));
-                self.tell(process, from, Message::Pong { calls: self.calls, call })
+                let calls = self.calls;
+                let mut known: Vec<Header> = self.of_two_with(from, call).collect();
+                let of_all = self.history.iter().find(|known| known.number == call);
+                known.extend(of_all.map(|call| Header::new(call, Purpose::Call, 0)));
+                if known.is_empty() {
+                    return self.tell(process, from, Message::Pong { calls, call: None });
+                }
+                known.into_iter().try_for_each(|header| {
+                    self.tell(process, from, Message::Pong { calls, call: Some(header) })
+                })
             }
             Message::Pong { calls, call } => {
                 self.peers[from as usize].calls = Some(calls);
-                let Some(Ok((theirs, _))) = call.map(|header| header.parse()) else { return Ok(()) };
-                match self.history.iter().find(|ours| ours.number == theirs.number).copied() {
-                    Some(ours) if ours != theirs => {
-                        let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                        self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
+                let Some(Ok((theirs, purpose))) = call.map(|header| header.parse()) else { return Ok(()) };
+                let ours = match purpose {
+                    Purpose::Call => self.history.iter().find(|ours| ours.number == theirs.number).copied(),
+                    _ => {
+                        let end = (from, purpose == Purpose::Grant);
+                        self.of_two(from, theirs.number).find(|(of, _)| *of == end).map(|(_, call)| call)
                     }
-                    _ => {}
+                };
+                if let Some(ours) = ours.filter(|ours| *ours != theirs) {
+                    let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                    self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
                 }
                 Ok(())
             }
@@ -429,6 +440,19 @@ impl Group {
                 Ok(())
             }
         }
+    }
+
+    /// The operations of this rank and a peer that have this number: one that sends to it, and one that receives.
+    fn of_two(&self, peer: u32, number: u32) -> impl Iterator<Item = ((u32, bool), Call)> {
+        let all = self.executions.iter().flatten();
+        let of_two = all.filter(move |of| of.call.number == number && number & Call::OF_TWO != 0);
+        of_two.flat_map(|of| of.peers().map(|end| (end, of.call))).filter(move |((of, _), _)| *of == peer)
+    }
+
+    /// As a PONG has them: elements are what this rank has, and a grant is what it gives.
+    fn of_two_with(&self, peer: u32, number: u32) -> impl Iterator<Item = Header> {
+        let purpose = |sends| if sends { Purpose::Elements } else { Purpose::Grant };
+        self.of_two(peer, number).map(move |((_, sends), call)| Header::new(&call, purpose(sends), 0))
     }
 
     /// The peer's end of a channel.
@@ -571,7 +595,9 @@ impl Group {
                 Cause::Protocol { peer, problem: format!("the connection to it failed with {status:?}") }
             }
             // Of this rank's own port or memory.
-            _ => Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") },
+            _ => {
+                Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") }
+            }
         }
     }
 

@@ -188,9 +188,9 @@ impl Immediate {
     pub(crate) fn value(self) -> u32 {
         match self {
             Immediate::Ring(offset) => offset / Immediate::UNIT,
-            Immediate::Staged(offset) => 1 << 30 | offset / Immediate::UNIT,
+            Immediate::Staged(offset) => (1 << 30) | (offset / Immediate::UNIT),
             Immediate::Landed => 2 << 30,
-            Immediate::Credit(taken) => 3 << 30 | taken & Immediate::MASK,
+            Immediate::Credit(taken) => (3 << 30) | (taken & Immediate::MASK),
         }
     }
 
