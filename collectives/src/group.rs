@@ -6,7 +6,7 @@ use std::time::Duration;
 use ferroce::driver::gpu::Device;
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn};
+use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -351,7 +351,7 @@ impl Group {
             self.tell(process, peer, Message::Wake)?;
         }
         if has_ended {
-            self.retire();
+            self.retire(process.context)?;
         }
         Ok(moved)
     }
@@ -482,8 +482,14 @@ impl Group {
             Some(ah) => ah,
             None => {
                 let to = (card.gid(), self.gid_index);
-                let ah = Control::address(process.context, process.pd, to, self.options.traffic_class)?;
-                *self.peers[peer as usize].ah.insert(ah)
+                match Control::address(process.context, process.pd, to, self.options.traffic_class) {
+                    Ok(ah) => *self.peers[peer as usize].ah.insert(ah),
+                    // As if the message were lost: whoever is gone has no route, either.
+                    Err(error) => {
+                        debug!(%error, peer, "a control message without a way");
+                        return Ok(());
+                    }
+                }
             }
         };
         let to = Mailbox { ah, qpn: Qpn::new(card.qpn.get()), qkey: card.qkey.get() };
@@ -517,19 +523,30 @@ impl Group {
                 if self.failed.is_some() {
                     return self.tell_failure(process, from);
                 }
-                let found = self.history.iter().find(|known| known.number == call);
-                let call = found.map(|call| Header::new(call, Purpose::Call, 0));
-                self.tell(process, from, Message::Pong { calls: self.calls, call })
+                let calls = self.calls;
+                let mut known: Vec<Header> = self.of_two_with(from, call).collect();
+                let of_all = self.history.iter().find(|known| known.number == call);
+                known.extend(of_all.map(|call| Header::new(call, Purpose::Call, 0)));
+                if known.is_empty() {
+                    return self.tell(process, from, Message::Pong { calls, call: None });
+                }
+                known.into_iter().try_for_each(|header| {
+                    self.tell(process, from, Message::Pong { calls, call: Some(header) })
+                })
             }
             Message::Pong { calls, call } => {
                 self.peers[from as usize].calls = Some(calls);
-                let Some(Ok((theirs, _))) = call.map(|header| header.parse()) else { return Ok(()) };
-                match self.history.iter().find(|ours| ours.number == theirs.number).copied() {
-                    Some(ours) if ours != theirs => {
-                        let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                        self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
+                let Some(Ok((theirs, purpose))) = call.map(|header| header.parse()) else { return Ok(()) };
+                let ours = match purpose {
+                    Purpose::Call => self.history.iter().find(|ours| ours.number == theirs.number).copied(),
+                    _ => {
+                        let end = (from, purpose == Purpose::Grant);
+                        self.of_two(from, theirs.number).find(|(of, _)| *of == end).map(|(_, call)| call)
                     }
-                    _ => {}
+                };
+                if let Some(ours) = ours.filter(|ours| *ours != theirs) {
+                    let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                    self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
                 }
                 Ok(())
             }
@@ -555,6 +572,19 @@ impl Group {
                 None => self.tell(process, from, Message::Pong { calls: self.calls, call: None }),
             },
         }
+    }
+
+    /// The operations of this rank and a peer that have this number: one that sends to it, and one that receives.
+    fn of_two(&self, peer: u32, number: u32) -> impl Iterator<Item = ((u32, bool), Call)> {
+        let all = self.executions.iter().flatten();
+        let of_two = all.filter(move |of| of.call.number == number && number & Call::OF_TWO != 0);
+        of_two.flat_map(|of| of.peers().map(|end| (end, of.call))).filter(move |((of, _), _)| *of == peer)
+    }
+
+    /// As a PONG has them: elements are what this rank has, and a grant is what it gives.
+    fn of_two_with(&self, peer: u32, number: u32) -> impl Iterator<Item = Header> {
+        let purpose = |sends| if sends { Purpose::Elements } else { Purpose::Grant };
+        self.of_two(peer, number).map(move |((_, sends), call)| Header::new(&call, purpose(sends), 0))
     }
 
     /// The peer's end of a channel.
@@ -683,17 +713,34 @@ impl Group {
                 // It has left before its ACK came.
                 News::Failed(_) if self.is_leaving && self.executions.is_empty() => channel.forget(),
                 News::Failed(status) => {
-                    let how = format!(
-                        "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
-                         retry_count)",
-                        self.options.retry_budget()
-                    );
-                    self.fail(process, Cause::Lost { peer: number, how });
+                    let cause = self.why(number, status);
+                    self.fail(process, cause);
                 }
                 News::Broken(problem) => self.fail(process, Cause::Protocol { peer: number, problem }),
             }
         }
         Ok(())
+    }
+
+    /// What it means that the connection to a peer has failed so.
+    fn why(&self, peer: u32, status: WcStatus) -> Cause {
+        match status {
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
+                let how = format!(
+                    "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
+                     retry_count)",
+                    self.options.retry_budget()
+                );
+                Cause::Lost { peer, how }
+            }
+            WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr | WcStatus::BadRespErr => {
+                Cause::Protocol { peer, problem: format!("the connection to it failed with {status:?}") }
+            }
+            // Of this rank's own port or memory.
+            _ => {
+                Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") }
+            }
+        }
     }
 
     fn granted(&mut self, process: &mut Process<'_>, from: u32, call: Call, grant: Grant) {
@@ -741,16 +788,22 @@ impl Group {
                 channel.return_credits(process.context)?;
             }
         }
-        self.retire();
-        Ok(moved)
+        Ok(self.retire(process.context)? || moved)
     }
 
-    /// Forgets operations that have ended.
-    fn retire(&mut self) {
+    /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
+    fn retire(&mut self, context: &mut Context) -> Result<bool, Error> {
+        let mut has_ended = false;
         for slot in &mut self.executions {
             if slot.as_ref().is_some_and(Execution::is_done)
                 && let Some(execution) = slot.take()
             {
+                has_ended = true;
+                for (peer, _) in execution.peers().filter(|(_, sends)| !sends) {
+                    if let Some(channel) = &self.peers[peer as usize].channel {
+                        channel.acknowledge(context)?;
+                    }
+                }
                 if let Some(index) = self.in_use.iter().position(|(id, ..)| *id == execution.id) {
                     let (_, mr, length) = self.in_use.swap_remove(index);
                     self.scratch.push((mr, length));
@@ -770,6 +823,7 @@ impl Group {
             self.executions.pop_front();
             self.first += 1;
         }
+        Ok(has_ended)
     }
 
     /// What has to be done now and then: hellos, pings, aborts.
@@ -908,18 +962,20 @@ impl Group {
     fn tell_all(&mut self, process: &mut Process<'_>, until: Nanos, next: Nanos) -> Result<(), Error> {
         let now = process.now;
         let gone = self.failed.as_ref().and_then(Cause::lost);
-        let missing: Vec<u32> = (0..self.size())
-            .filter(|peer| {
-                *peer != self.rank && Some(*peer) != gone && !self.peers[*peer as usize].knows_abort
-            })
-            .collect();
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let missing: Vec<u32> = others.filter(|peer| !self.peers[*peer as usize].knows_abort).collect();
         if missing.is_empty() || now >= until {
             self.telling = None;
             return Ok(());
         }
         if now >= next {
-            for peer in missing {
-                self.tell_failure(process, peer)?;
+            for peer in &missing {
+                self.tell_failure(process, *peer)?;
+            }
+            // One that is gone is told, for it may not be, and is not waited for.
+            if missing.iter().all(|peer| Some(*peer) == gone) {
+                self.telling = None;
+                return Ok(());
             }
             self.telling = Some((until, now + AGAIN));
         }

@@ -8,6 +8,7 @@
 mod board;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{Ordering, fence};
 
 use ferroce::driver::reduction::Reduction as Arithmetic;
 use ferroce::driver::segment::{Segment, Ticket};
@@ -544,6 +545,8 @@ impl Mapped {
 
     /// Processes that sleep are to be told that something was shown.
     fn wake(&self, bench: &mut Bench<'_>) {
+        // What was shown is seen by whoever is not seen to sleep.
+        fence(Ordering::SeqCst);
         for (rank, ticket) in (0..).zip(&self.boards) {
             if rank != self.rank as u32
                 && bench.host.get(ticket.nonce).is_some_and(|(board, _)| board.is_to_be_woken())

@@ -223,7 +223,7 @@ impl Operation {
         Operation { kind, input, output, count, sent, received, data_type, reduction, root: 0 }
     }
 
-    fn from_to(self, input: impl Into<At>, output: impl Into<At>) -> Operation {
+    fn between(self, input: impl Into<At>, output: impl Into<At>) -> Operation {
         Operation { input: Some(input.into()), output: Some(output.into()), ..self }
     }
 
@@ -236,7 +236,7 @@ impl Operation {
         reduction: impl Into<Reduction>,
     ) -> Operation {
         let reduction = Some(reduction.into());
-        Operation { reduction, ..Operation::new(Kind::AllReduce, count, data_type) }.from_to(input, output)
+        Operation { reduction, ..Operation::new(Kind::AllReduce, count, data_type) }.between(input, output)
     }
 
     /// The input has a block of `count` elements for each rank; the output gets this rank's, reduced.
@@ -249,7 +249,7 @@ impl Operation {
     ) -> Operation {
         let reduction = Some(reduction.into());
         Operation { reduction, ..Operation::new(Kind::ReduceScatter, count, data_type) }
-            .from_to(input, output)
+            .between(input, output)
     }
 
     /// As [`reduce_scatter`](Operation::reduce_scatter), with `counts[i]` elements for rank `i`.
@@ -272,7 +272,7 @@ impl Operation {
         count: usize,
         data_type: DataType,
     ) -> Operation {
-        Operation::new(Kind::AllGather, count, data_type).from_to(input, output)
+        Operation::new(Kind::AllGather, count, data_type).between(input, output)
     }
 
     /// As [`all_gather`](Operation::all_gather), with `counts[i]` elements of rank `i`.
@@ -283,7 +283,7 @@ impl Operation {
         data_type: DataType,
     ) -> Operation {
         let received = Some(counts.to_vec());
-        Operation { received, ..Operation::new(Kind::AllGather, 0, data_type) }.from_to(input, output)
+        Operation { received, ..Operation::new(Kind::AllGather, 0, data_type) }.between(input, output)
     }
 
     /// `count` elements of the root's input, in the output of all.
@@ -294,7 +294,7 @@ impl Operation {
         data_type: DataType,
         root: u32,
     ) -> Operation {
-        Operation { root, ..Operation::new(Kind::Broadcast, count, data_type) }.from_to(input, output)
+        Operation { root, ..Operation::new(Kind::Broadcast, count, data_type) }.between(input, output)
     }
 
     /// `count` elements of all ranks, reduced, in the output of the root.
@@ -307,7 +307,7 @@ impl Operation {
         root: u32,
     ) -> Operation {
         let reduction = Some(reduction.into());
-        Operation { reduction, root, ..Operation::new(Kind::Reduce, count, data_type) }.from_to(input, output)
+        Operation { reduction, root, ..Operation::new(Kind::Reduce, count, data_type) }.between(input, output)
     }
 
     /// The input has a block of `count` elements for each rank; the output gets one of each.
@@ -317,7 +317,7 @@ impl Operation {
         count: usize,
         data_type: DataType,
     ) -> Operation {
-        Operation::new(Kind::AllToAll, count, data_type).from_to(input, output)
+        Operation::new(Kind::AllToAll, count, data_type).between(input, output)
     }
 
     /// As [`all_to_all`](Operation::all_to_all), with `sent[i]` elements for and `received[i]` elements of rank `i`.
@@ -329,7 +329,7 @@ impl Operation {
         data_type: DataType,
     ) -> Operation {
         let (sent, received) = (Some(sent.to_vec()), Some(received.to_vec()));
-        Operation { sent, received, ..Operation::new(Kind::AllToAll, 0, data_type) }.from_to(input, output)
+        Operation { sent, received, ..Operation::new(Kind::AllToAll, 0, data_type) }.between(input, output)
     }
 
     /// `count` elements of each rank, one rank's after the other's, in the output of the root.
@@ -340,7 +340,7 @@ impl Operation {
         data_type: DataType,
         root: u32,
     ) -> Operation {
-        Operation { root, ..Operation::new(Kind::Gather, count, data_type) }.from_to(input, output)
+        Operation { root, ..Operation::new(Kind::Gather, count, data_type) }.between(input, output)
     }
 
     /// As [`gather`](Operation::gather), with `counts[i]` elements of rank `i`. All ranks know all counts.
@@ -352,7 +352,7 @@ impl Operation {
         root: u32,
     ) -> Operation {
         let received = Some(counts.to_vec());
-        Operation { root, received, ..Operation::new(Kind::Gather, 0, data_type) }.from_to(input, output)
+        Operation { root, received, ..Operation::new(Kind::Gather, 0, data_type) }.between(input, output)
     }
 
     /// The root's input has a block of `count` elements for each rank, which its output gets.
@@ -363,7 +363,7 @@ impl Operation {
         data_type: DataType,
         root: u32,
     ) -> Operation {
-        Operation { root, ..Operation::new(Kind::Scatter, count, data_type) }.from_to(input, output)
+        Operation { root, ..Operation::new(Kind::Scatter, count, data_type) }.between(input, output)
     }
 
     /// As [`scatter`](Operation::scatter), with `counts[i]` elements for rank `i`. All ranks know all counts.
@@ -375,7 +375,7 @@ impl Operation {
         root: u32,
     ) -> Operation {
         let sent = Some(counts.to_vec());
-        Operation { root, sent, ..Operation::new(Kind::Scatter, 0, data_type) }.from_to(input, output)
+        Operation { root, sent, ..Operation::new(Kind::Scatter, 0, data_type) }.between(input, output)
     }
 
     /// `count` elements to rank `peer`, which calls [`receive`](Operation::receive).

@@ -196,3 +196,4 @@ fn a_runner_answers_while_the_program_computes() {
     });
     assert!(options().retry_budget() > Duration::from_millis(500));
 }
+

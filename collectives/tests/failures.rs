@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use ferroce::driver::gpu::Device as Gpu;
 use ferroce::driver::gpu::strict::Strict;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
-use ferroce::driver::{self, Clock, Error as DriverError, FilteredSource, FrameSource, Sent};
+use ferroce::driver::{self, Clock, Error as DriverError, FilteredSource, FrameSink, FrameSource, Sent};
 use ferroce::{Nanos, PacketDriver};
 use ferroce_collectives::{
     Cause, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp, Reduction,
@@ -156,11 +156,10 @@ fn different_calls_are_told_apart() {
             |b| Operation::reduce(b, b, 10, F32, ReduceOp::Max, 0),
             |b| Operation::broadcast(b, b, 10, F32, 0),
         ),
-        // Both send first, or both receive first.
         (
             2,
-            |b| Operation::all_gather(b, b.at(400), 100, F32),
-            |b| Operation::all_gather(b, b.at(400), 101, F32),
+            |b| Operation::all_gather(b, b.at(800), 100, F32),
+            |b| Operation::all_gather(b, b.at(800), 101, F32),
         ),
         (
             2,
@@ -185,7 +184,7 @@ fn different_calls_are_told_apart() {
             match cause(error) {
                 Some(Cause::Mismatch { .. }) => mismatches += 1,
                 Some(Cause::Aborted { .. }) => aborts += 1,
-                other => panic!("calls {number}, rank {rank}: {other:?}"),
+                _ => panic!("calls {number}, rank {rank}: {outcomes:?}"),
             }
             assert!(*took < Duration::from_secs(10), "calls {number}, rank {rank}: {took:?}");
         }
@@ -193,7 +192,8 @@ fn different_calls_are_told_apart() {
     }
 }
 
-/// The sender says how many elements it has.
+/// Of two long ones the receiver's grant tells it, of a short one the sender's header; where the sender waits for a grant
+/// and the receiver for a short message, they ask.
 #[test]
 fn messages_of_different_lengths_are_told_apart() {
     for (sent, received) in [(10, 11), (100_000, 100), (100, 100_000), (100_000, 100_001)] {
@@ -236,8 +236,9 @@ fn a_device_that_fails_ends_the_call_on_every_rank() {
         calls.map(|error| error.to_string())
     });
     for (rank, outcome) in outcomes.iter().enumerate() {
-        println!("rank {rank}: {outcome:?}");
-        assert!(outcome.is_some());
+        let outcome = outcome.as_deref().unwrap_or_default();
+        // Nobody is gone: rank 1's own device has failed.
+        assert!(outcome.contains("rank 1") && !outcome.contains("gone"), "rank {rank}: {outcome}");
     }
 }
 
@@ -322,6 +323,13 @@ impl driver::Wrapper for Cut {
 
     fn inner_mut(&mut self) -> &mut Self::Inner {
         &mut *self.inner
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, DriverError> {
+        if self.cut.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        (*self.inner).rx_burst(now, sink)
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {

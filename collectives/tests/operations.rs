@@ -4,8 +4,12 @@
 
 mod group;
 
-use ferroce_collectives::{Algorithm, DataType, Kind, Operation, Options, ReduceOp, Reduction};
-use group::{LIMIT, options, run};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use ferroce::Counter;
+use ferroce_collectives::{Algorithm, DataType, Kind, Operation, Options, ReduceOp};
+use group::{LIMIT, check_sums, options, run, sum};
 
 #[test]
 fn sums_of_every_size_by_every_algorithm() {
@@ -45,4 +49,80 @@ fn sums_of_every_size_by_every_algorithm() {
             });
         }
     }
+}
+
+/// A rank that has returned may compute, or wait for something else, for as long as it likes.
+#[test]
+fn a_rank_that_has_returned_holds_up_nobody() {
+    for size in [2, 3] {
+        let all_returned = Arc::new(Barrier::new(size as usize));
+        run(size, options(), None, Duration::from_secs(30), move |mut ranks, all| {
+            let buffer = ranks.allocate(4 * 50_000).unwrap();
+            for call in 0..100 {
+                let count = [1, 1000, 50_000][call % 3];
+                sum(&mut ranks, all, buffer, count, DataType::F32).unwrap();
+                // It polls nothing here.
+                all_returned.wait();
+            }
+            ranks.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn sums_with_the_default_options() {
+    run(4, Options::default(), None, LIMIT, |mut ranks, all| {
+        check_sums(&mut ranks, all, &[1 << 20, 3, 25_557_032 / 16]);
+        ranks.run(all, &Operation::barrier()).unwrap();
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn the_smallest_chunks_and_messages() {
+    let options = options().chunk_bytes(1 << 10).eager_bytes(64);
+    run(3, options, None, LIMIT, |mut ranks, all| {
+        check_sums(&mut ranks, all, &[1, 2, 100, 5000]);
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn sums_survive_loss() {
+    for (size, every) in [(2, 17), (4, 53)] {
+        let options = options().ack_timeout(Duration::from_millis(16));
+        let resent = run(size, options, Some(every), LIMIT, |mut ranks, all| {
+            check_sums(&mut ranks, all, &[1, 7, 1000, 100_000, 300_000]);
+            ranks.finish().unwrap().counters().value(Counter::RetransmittedPkts)
+        });
+        assert!(resent.iter().sum::<u64>() > 0, "nothing was lost: {resent:?}");
+    }
+}
+
+#[test]
+fn a_barrier_holds_back_the_early() {
+    let times = run(4, options(), None, LIMIT, |mut ranks, all| {
+        std::thread::sleep(Duration::from_millis(40) * all.rank());
+        let entered = Instant::now();
+        ranks.run(all, &Operation::barrier()).unwrap();
+        let left = Instant::now();
+        ranks.finish().unwrap();
+        (entered, left)
+    });
+    let last_entered = times.iter().map(|(entered, _)| *entered).max().unwrap();
+    assert!(times.iter().all(|(_, left)| *left >= last_entered));
+}
+
+/// Whoever leaves early no longer answers, and its neighbour's last packets may need an answer.
+#[test]
+fn nobody_leaves_before_all_are_done() {
+    let times = run(3, options(), None, LIMIT, |mut ranks, all| {
+        ranks.run(all, &Operation::barrier()).unwrap();
+        std::thread::sleep(Duration::from_millis(40) * all.rank());
+        let done = Instant::now();
+        ranks.finish().unwrap();
+        (done, Instant::now())
+    });
+    let last_done = times.iter().map(|(done, _)| *done).max().unwrap();
+    assert!(times.iter().all(|(_, left)| *left >= last_done));
 }

@@ -188,9 +188,9 @@ impl Immediate {
     pub(crate) fn value(self) -> u32 {
         match self {
             Immediate::Ring(offset) => offset / Immediate::UNIT,
-            Immediate::Staged(offset) => 1 << 30 | offset / Immediate::UNIT,
+            Immediate::Staged(offset) => (1 << 30) | (offset / Immediate::UNIT),
             Immediate::Landed => 2 << 30,
-            Immediate::Credit(taken) => 3 << 30 | taken & Immediate::MASK,
+            Immediate::Credit(taken) => (3 << 30) | (taken & Immediate::MASK),
         }
     }
 
@@ -203,6 +203,31 @@ impl Immediate {
             2 => Immediate::Landed,
             _ => Immediate::Credit(rest),
         }
+    }
+}
+
+/// What the fuzzer calls.
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    use super::*;
+
+    /// What stands in front of a message in a ring.
+    pub fn header(bytes: &[u8]) {
+        let Ok((header, _)) = Header::read_from_prefix(bytes) else { return };
+        let Ok((call, purpose)) = header.parse() else { return };
+        let again = Header::new(&call, purpose, header.taken.get());
+        assert_eq!(again.parse(), Ok((call, purpose)));
+        assert!(!call.to_string().is_empty());
+    }
+
+    /// The immediate of a message.
+    pub fn immediate(bytes: &[u8]) {
+        let Some(bytes) = bytes.first_chunk() else { return };
+        let value = u32::from_be_bytes(*bytes);
+        let again = Immediate::parse(value).value();
+        // Where a message is that is at its place is not looked at, and no ring is as long as an offset may be.
+        let rest = value & Immediate::MASK;
+        assert!(again == value || value >> 30 == 2 || rest > u32::MAX / Immediate::UNIT);
     }
 }
 

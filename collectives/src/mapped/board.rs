@@ -1,7 +1,7 @@
 //! What a process shows the others of its host: which operation each of its communicators has begun and ended, and where
 //! that one's elements are.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use ferroce::driver::segment::{Segment, SegmentError, Ticket};
 use zerocopy::{FromBytes, IntoBytes};
@@ -121,7 +121,9 @@ impl Board {
 
     /// The process is about to sleep: whoever shows it something wakes it.
     pub(super) fn sleep(&self) {
-        self.0.word(ASLEEP).store(1, Ordering::SeqCst);
+        self.0.word(ASLEEP).store(1, Ordering::Relaxed);
+        // What others showed before they could see this is seen.
+        fence(Ordering::SeqCst);
     }
 
     pub(super) fn rise(&self) {
@@ -131,7 +133,7 @@ impl Board {
     /// Whether it sleeps; it has to be woken once.
     pub(super) fn is_to_be_woken(&self) -> bool {
         let word = self.0.word(ASLEEP);
-        word.load(Ordering::SeqCst) == 1 && word.swap(0, Ordering::SeqCst) == 1
+        word.load(Ordering::Relaxed) == 1 && word.swap(0, Ordering::Relaxed) == 1
     }
 }
 

@@ -44,6 +44,9 @@ struct Entry {
 
 const NONE: u32 = u32::MAX;
 
+/// Elements, and which memory they are in.
+type Touched = (usize, Range<usize>);
+
 impl<'a> Builder<'a> {
     /// Writes into `schedule`, which is empty. Input and output share memory if `shared` says where.
     pub(crate) fn new(
@@ -146,7 +149,7 @@ impl<'a> Builder<'a> {
     }
 
     /// What a step reads and writes.
-    fn touched(&self, step: &Step) -> (Vec<(usize, Range<usize>)>, Option<(usize, Range<usize>)>) {
+    fn touched(&self, step: &Step) -> (Vec<Touched>, Option<Touched>) {
         let at = |spot: Spot, len: usize| {
             let (place, at) = self.place(spot);
             (place, at..at + len)

@@ -183,15 +183,15 @@ fn possible<T: Clone>(ranks: &[Rank<T>], slots: usize) -> Vec<Event> {
         if rank.local.front().is_some_and(|step| rank.is_ready(*step)) {
             events.push(Event::Local(number));
         }
-        for peer in 0..ranks.len() {
+        for (peer, other) in ranks.iter().enumerate() {
             let under_way = rank.flying[peer].iter().filter(|message| !message.has_left).count()
-                + ranks[peer].arrived[number].len();
+                + other.arrived[number].len();
             if under_way < slots && rank.sends[peer].front().is_some_and(|step| rank.is_ready(*step)) {
                 events.push(Event::Post(number, peer));
             }
             if let Some(message) = rank.flying[peer].iter().find(|message| !message.has_left) {
                 let lands = matches!(rank.schedule.steps[message.step], Step::Send { lands: Some(_), .. });
-                if !lands || ranks[peer].has_begun {
+                if !lands || other.has_begun {
                     events.push(Event::Leave(number, peer));
                 }
             }

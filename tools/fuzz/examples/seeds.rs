@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ferroce::QpType;
 use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
+use ferroce_collectives::Card;
 use ferroce_fuzz::{joined, requester, responder, selective};
 // It is built with the flags of the targets, and this has what they call.
 use libfuzzer_sys as _;
@@ -167,16 +168,33 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         corpus.add("exchange", &format!("control-{number}"), &message)?;
     }
     corpus.add("exchange", "control", &all)?;
-    // Magic, version; then rank, size and an endpoint of 52 bytes, or kind, length and what follows.
+    // Magic, version; then rank, size and a card, or kind, length and what follows.
     let frame = |kind: &[u8], words: [u32; 2], rest: &[u8]| {
-        let words = [1, words[0], words[1]].map(u32::to_be_bytes).concat();
+        let words = [2, words[0], words[1]].map(u32::to_be_bytes).concat();
         [kind, b"frcc", &words, rest].concat()
     };
-    let endpoint = [7; 52];
-    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &endpoint))?;
-    corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * 52], &endpoint.repeat(4)))?;
+    let card = [0; Card::LEN];
+    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &card))?;
+    corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * Card::LEN as u32], &card.repeat(4)))?;
     corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
-    corpus.add("exchange", "ready", &frame(&[3, 1], [3, 0], &[]))?;
+    // Control messages of collectives: magic, version, kind, flags, length, 20 bytes of numbers, a body of 160 bytes.
+    for (name, kind, body) in [
+        ("hello-of-channel", 1, &[1; 24][..]),
+        ("ping", 2, &[]),
+        ("pong", 3, &[1; 32]),
+        ("abort", 4, b"no more data"),
+        ("aborted", 5, &[]),
+    ] {
+        let mut message = [b"\x06frcl\x01", &[kind, 1, body.len() as u8][..], &[0, 0, 0, 1].repeat(5), body].concat();
+        message.resize(1 + 8 + 20 + 160, 0);
+        corpus.add("exchange", name, &message)?;
+    }
+    // Call 1, nothing taken, 5 elements, root 0: an all-reduce of f32 by a ring.
+    let mut header = [0; 33];
+    (header[0], header[4], header[16]) = (7, 1, 5);
+    header[19..25].copy_from_slice(&[1, 0, 1, 3, 1, 0]);
+    corpus.add("exchange", "header", &header)?;
+    corpus.add("exchange", "immediate", &[8, 0x40, 0, 0, 1])?;
     corpus.add("exchange", "perftest-version", b"\x04\x006.06\0\0\0\0\0\0\0\0\0\0\0\0")?;
     corpus.add("exchange", "perftest-pages", b"\x04\x01\0\0\x10\0\0\0\0\x40")?;
     corpus.add("exchange", "perftest-mtu", b"\x04\x025\0")?;

@@ -17,7 +17,7 @@ use std::thread;
 
 use ferroce_collectives::ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce_collectives::ferroce::{Config, Context, Device};
-use ferroce_collectives::{Bootstrap, Communicator, DataType, Options, ReduceOp};
+use ferroce_collectives::{Bootstrap, Collectives, DataType, Operation, Options, ReduceOp};
 
 type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
@@ -55,21 +55,23 @@ fn alone(ranks: u8) -> Outcome {
 /// What one rank does.
 fn reduce(device: Device, bootstrap: Bootstrap) -> Outcome {
     let context = Context::open(device, &Config::default())?;
-    let mut communicator = Communicator::new(context, bootstrap, &Options::default())?;
-    let (rank, size) = (communicator.rank(), communicator.size());
+    let mut collectives = Collectives::new(context)?;
+    let all = collectives.join(bootstrap, &Options::default())?;
+    let (rank, size) = (all.rank(), all.size());
 
     let own = (rank as f32 + 1.0).to_ne_bytes();
-    let buffer = communicator.allocate(size_of::<f32>() * COUNT)?;
-    communicator.write(buffer, 0, &own.repeat(COUNT))?;
-    communicator.all_reduce(buffer, COUNT, DataType::F32, ReduceOp::Sum)?;
+    let buffer = collectives.allocate(size_of::<f32>() * COUNT)?;
+    collectives.write(buffer, 0, &own.repeat(COUNT))?;
+    // In place: input and output are the same buffer.
+    collectives.run(all, &Operation::all_reduce(buffer, buffer, COUNT, DataType::F32, ReduceOp::Sum))?;
 
     let mut sums = vec![0; size_of::<f32>() * COUNT];
-    communicator.read(buffer, 0, &mut sums)?;
+    collectives.read(buffer, 0, &mut sums)?;
     let expected = (1..=size).sum::<u32>() as f32;
     let wrong = sums.chunks(size_of::<f32>()).filter(|sum| *sum != expected.to_ne_bytes()).count();
     println!("rank {rank} of {size}: {COUNT} sums, {wrong} of them wrong; each is {expected}");
-    // Says goodbye to the neighbours, which may still need an answer.
-    communicator.finish()?;
+    // Waits for the other ranks, which may still need an answer.
+    collectives.finish()?;
     if wrong == 0 { Ok(()) } else { Err(format!("rank {rank} has {wrong} wrong sums").into()) }
 }
 
