@@ -224,9 +224,12 @@ pub(crate) fn choose(
     if let Some(forced) = forced.filter(|algorithm| can(*algorithm)) {
         return (forced, Why::Forced);
     }
+    if can(Algorithm::Mapped) {
+        return (Algorithm::Mapped, Why::SharesMemory);
+    }
     if demand.is_small_float && demand.kind.reduces() {
         // Only these add up all elements before they round.
-        let rounds_once = [Algorithm::Direct, Algorithm::TwoStep, Algorithm::Mapped];
+        let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
         let best =
             cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
         if let Some(best) = best {
@@ -241,6 +244,7 @@ pub(crate) fn choose(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     Forced,
+    SharesMemory,
     RoundsOnce,
     Cheapest,
 }
@@ -273,6 +277,7 @@ pub(crate) fn explain(
     });
     let mut reason = match why {
         Why::Forced => "which an option forces".to_owned(),
+        Why::SharesMemory => "for the ranks share memory: no packet is as quick".to_owned(),
         Why::RoundsOnce => "the cheapest that rounds the sum of all elements once".to_owned(),
         Why::Cheapest => "the cheapest by the model".to_owned(),
     };
@@ -331,7 +336,10 @@ mod tests {
             Some("hosts have different numbers of ranks")
         );
         let many = Demand { ranks: 65, ..demand };
-        assert_eq!(problem(Algorithm::Direct, &many, &hosts(65, 1)), Some("too many ranks to reduce at once"));
+        assert_eq!(
+            problem(Algorithm::Direct, &many, &hosts(65, 1)),
+            Some("too many ranks to reduce at once")
+        );
         assert_eq!(problem(Algorithm::Mapped, &demand, &even), Some("not here"));
     }
 

@@ -193,7 +193,10 @@ impl Collectives {
             (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
         let half = (long / 2) as u32;
         let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
-        let sum = ferroce::driver::reduction::Reduction::new(DataType::F32, ferroce::driver::reduction::ReduceOp::Sum);
+        let sum = ferroce::driver::reduction::Reduction::new(
+            DataType::F32,
+            ferroce::driver::reduction::ReduceOp::Sum,
+        );
         let mut reduced = f64::INFINITY;
         for _ in 0..ROUNDS {
             let start = self.now();
@@ -300,15 +303,18 @@ impl Collectives {
 
     /// The ranks find out whether all of them are on this host and have mapped each other's memory.
     fn agree_on_memory(&mut self, communicator: Communicator, options: &Options) -> Result<(), Error> {
-        let group = self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
         let id = group.id;
         let mapped = match group.boards() {
             Err(problem) => Err(Error::Shared { reason: problem.to_owned() }),
             Ok(boards) => {
                 let Collectives { host, context, pd, .. } = self;
                 let opened = boards.iter().try_for_each(|board| host.open(context, *pd, board));
-                let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
-                opened.and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
+                let full =
+                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                opened
+                    .and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
             }
         };
         let room = self.allocate_private(1)?;
@@ -641,7 +647,9 @@ impl Collectives {
             Idle::Spin => std::hint::spin_loop(),
             Idle::Adaptive { spins, .. } if self.empty <= spins => std::hint::spin_loop(),
             Idle::Yield => std::thread::yield_now(),
-            Idle::Adaptive { spins, yields } if self.empty <= spins.saturating_add(yields) => std::thread::yield_now(),
+            Idle::Adaptive { spins, yields } if self.empty <= spins.saturating_add(yields) => {
+                std::thread::yield_now()
+            }
             _ => self.rest(LONGEST)?,
         }
         Ok(())
@@ -736,8 +744,11 @@ impl Collectives {
         group.set_model(model);
         match boards {
             Some(Ok(boards)) => {
-                let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
-                group.set_mapped(Ok(Mapped::new(&self.host, group.id, rank as usize, boards).ok_or_else(full)?));
+                let full =
+                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                group.set_mapped(Ok(
+                    Mapped::new(&self.host, group.id, rank as usize, boards).ok_or_else(full)?
+                ));
             }
             Some(Err(problem)) => group.set_mapped(Err(problem)),
             None => {}

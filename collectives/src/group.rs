@@ -266,7 +266,8 @@ impl Group {
         if algorithm == Algorithm::Mapped {
             return Ok(self.start_mapped(process, operation, lengths));
         }
-        let [sent, received] = [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
+        let [sent, received] =
+            [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
         let task = Task {
             kind: operation.kind,
             count: operation.count,
@@ -370,7 +371,9 @@ impl Group {
     pub(crate) fn set_mapped(&mut self, mapped: Result<Mapped, &'static str>) {
         match &mapped {
             Ok(_) => info!(rank = self.rank, "communicator {:016x}: the ranks share memory", self.id),
-            Err(problem) => info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id),
+            Err(problem) => {
+                info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id)
+            }
         }
         self.mapped = mapped;
     }
@@ -660,7 +663,8 @@ impl Group {
         let mut moved = false;
         if self.failed.is_none() {
             let mapped = self.advance_mapped(process);
-            let scheduled = if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
+            let scheduled =
+                if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
             moved = match mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled)) {
                 Ok(moved) => moved,
                 Err(Trouble::Cause(cause)) => {

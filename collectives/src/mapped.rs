@@ -47,7 +47,12 @@ impl Host {
     }
 
     /// Maps the board of another process.
-    pub(crate) fn open(&mut self, context: &mut Context, pd: Pd, ticket: &Ticket) -> Result<(), crate::Error> {
+    pub(crate) fn open(
+        &mut self,
+        context: &mut Context,
+        pd: Pd,
+        ticket: &Ticket,
+    ) -> Result<(), crate::Error> {
         let is_own = self.own.as_ref().is_some_and(|(board, _)| board.0.ticket() == *ticket);
         if !is_own && !self.boards.contains_key(&ticket.nonce) {
             let board = Board::open(ticket).map_err(shared)?;
@@ -73,7 +78,11 @@ impl Host {
         self.segments.remove(&mr);
     }
 
-    pub(crate) fn free(self, context: &mut Context, mut now: impl FnMut() -> Nanos) -> Result<(), crate::Error> {
+    pub(crate) fn free(
+        self,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), crate::Error> {
         let boards = self.boards.into_values().chain(self.own).map(|(_, mr)| mr);
         for mr in boards.chain(self.foreign.into_values().map(|(mr, _)| mr)) {
             deregister(context, &mut now, mr)?;
@@ -106,17 +115,32 @@ impl Host {
     }
 
     /// Where elements of another rank are here, mapped if they were not.
-    fn map(&mut self, context: &mut Context, pd: Pd, of: &Ticket, shown: &Shown, bytes: u64) -> Result<(Mr, u64), String> {
+    fn map(
+        &mut self,
+        context: &mut Context,
+        pd: Pd,
+        of: &Ticket,
+        shown: &Shown,
+        bytes: u64,
+    ) -> Result<(Mr, u64), String> {
         let end = shown.offset.checked_add(bytes).filter(|end| *end <= shown.length);
         if end.is_none() {
-            return Err(format!("{bytes} bytes from byte {} on of a segment of {}", shown.offset, shown.length));
+            return Err(format!(
+                "{bytes} bytes from byte {} on of a segment of {}",
+                shown.offset, shown.length
+            ));
         }
         if let Some((mr, length)) = self.foreign.get(&shown.nonce) {
-            return if *length == shown.length { Ok((*mr, shown.offset)) } else { Err("a segment of two lengths".to_owned()) };
+            return if *length == shown.length {
+                Ok((*mr, shown.offset))
+            } else {
+                Err("a segment of two lengths".to_owned())
+            };
         }
         let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
         let segment = Segment::open(&ticket).map_err(|error| error.to_string())?;
-        let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE).map_err(|error| error.to_string())?;
+        let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)
+            .map_err(|error| error.to_string())?;
         self.foreign.insert(shown.nonce, (mr, shown.length));
         Ok((mr, shown.offset))
     }
@@ -200,12 +224,26 @@ impl Mapped {
         let slot = own.take(communicator)?;
         let mut slots = vec![None; boards.len()];
         slots[rank] = Some(slot);
-        Some(Mapped { boards, slots, rank, communicator, number: 0, queue: VecDeque::new(), rooms: [None; 2] })
+        Some(Mapped {
+            boards,
+            slots,
+            rank,
+            communicator,
+            number: 0,
+            queue: VecDeque::new(),
+            rooms: [None; 2],
+        })
     }
 
     /// What was taken for it is free again; also what other ranks may have mapped.
-    pub(crate) fn free(self, host: &mut Host, context: &mut Context, mut now: impl FnMut() -> Nanos) -> Result<(), crate::Error> {
-        if let (Some((own, _)), Some(slot)) = (host.get(self.boards[self.rank].nonce), self.slots[self.rank]) {
+    pub(crate) fn free(
+        self,
+        host: &mut Host,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), crate::Error> {
+        if let (Some((own, _)), Some(slot)) = (host.get(self.boards[self.rank].nonce), self.slots[self.rank])
+        {
             own.free(slot);
         }
         for (mr, _) in self.rooms.into_iter().flatten() {
@@ -225,7 +263,16 @@ impl Mapped {
         let size = self.boards.len();
         let (inputs, outputs) = (vec![None; size], vec![None; size]);
         let (number, phase) = (self.number, Phase::Begin);
-        self.queue.push_back(Work { job, number, phase, inputs, outputs, moved_output: None, seen: 0, done: 0 });
+        self.queue.push_back(Work {
+            job,
+            number,
+            phase,
+            inputs,
+            outputs,
+            moved_output: None,
+            seen: 0,
+            done: 0,
+        });
     }
 
     /// Whether an operation goes on without anything from outside, or only with what others show.
@@ -240,7 +287,10 @@ impl Mapped {
     /// The ranks that the oldest operation waits for.
     pub(crate) fn waits_for(&self) -> Vec<u32> {
         let Some(work) = self.queue.front() else { return Vec::new() };
-        (work.seen as u32..self.boards.len() as u32).filter(|rank| *rank as usize != self.rank).take(1).collect()
+        (work.seen as u32..self.boards.len() as u32)
+            .filter(|rank| *rank as usize != self.rank)
+            .take(1)
+            .collect()
     }
 
     /// Forgets what is under way: it has failed.
@@ -249,7 +299,11 @@ impl Mapped {
     }
 
     /// Goes on. The operations that have ended go to `ended`; whether anything has moved.
-    pub(crate) fn advance(&mut self, bench: &mut Bench<'_>, mut ended: impl FnMut(u64)) -> Result<bool, Trouble> {
+    pub(crate) fn advance(
+        &mut self,
+        bench: &mut Bench<'_>,
+        mut ended: impl FnMut(u64),
+    ) -> Result<bool, Trouble> {
         let mut moved = false;
         let mut looks = 0;
         while let Some(mut work) = self.queue.pop_front() {
@@ -307,7 +361,9 @@ impl Mapped {
                     return Ok(Step::Ended);
                 }
                 work.phase = Phase::End;
-                if let (Some((own, _)), Some(slot)) = (bench.host.get(self.boards[self.rank].nonce), self.slots[self.rank]) {
+                if let (Some((own, _)), Some(slot)) =
+                    (bench.host.get(self.boards[self.rank].nonce), self.slots[self.rank])
+                {
                     own.end(slot, work.number);
                 }
                 self.wake(bench);
@@ -436,7 +492,8 @@ impl Mapped {
         let (header, shown) = board.read(slot, work.number);
         let peer = rank as u32;
         let broken = |problem: String| Trouble::Cause(Cause::Protocol { peer, problem });
-        let (call, _) = header.parse().map_err(|what| broken(format!("an operation whose {what} is unknown")))?;
+        let (call, _) =
+            header.parse().map_err(|what| broken(format!("an operation whose {what} is unknown")))?;
         if call != work.job.call {
             let (ours, theirs) = (work.job.call.to_string(), call.to_string());
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
@@ -471,7 +528,9 @@ impl Mapped {
         let element = what.data_type.size();
         let blocks = work.job.ends.as_deref().map_or(Blocks::Equal { len: count }, Blocks::Ends);
         let own_output = work.job.places.output;
-        let elements = |spot: Option<(Mr, u64)>, at: usize| spot.map(|(mr, offset)| (mr, offset + (at * element) as u64));
+        let elements = |spot: Option<(Mr, u64)>, at: usize| {
+            spot.map(|(mr, offset)| (mr, offset + (at * element) as u64))
+        };
         let copies: Vec<Copy> = match call.kind {
             Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => {
                 let is_everything = work.is_inline() && call.kind != Kind::ReduceScatter;
@@ -497,8 +556,11 @@ impl Mapped {
                         Kind::AllReduce => work.outputs.iter().map(|output| sge(*output, at)).collect(),
                         _ => [sge(work.outputs[root], at)].into_iter().collect(),
                     };
-                    let (Some(sources), Some(targets)) = (sources, targets) else { return Err(no_elements()) };
-                    let arithmetic = Arithmetic::new(what.data_type, what.reduction.unwrap_or(Reduction::Sum).op());
+                    let (Some(sources), Some(targets)) = (sources, targets) else {
+                        return Err(no_elements());
+                    };
+                    let arithmetic =
+                        Arithmetic::new(what.data_type, what.reduction.unwrap_or(Reduction::Sum).op());
                     let is_average = what.reduction == Some(Reduction::Average);
                     let arithmetic = if is_average { arithmetic.divide_by(size as u32) } else { arithmetic };
                     bench.computer.reduce_to(bench.context, arithmetic, &targets, &sources)?;
@@ -507,7 +569,9 @@ impl Mapped {
                 }
                 return Ok(block.start + work.done >= block.end);
             }
-            Kind::AllGather => (0..size).map(|from| Copy::new(work.inputs[from], 0, blocks.block(from))).collect(),
+            Kind::AllGather => {
+                (0..size).map(|from| Copy::new(work.inputs[from], 0, blocks.block(from))).collect()
+            }
             Kind::Gather if rank == root => {
                 (0..size).map(|from| Copy::new(work.inputs[from], 0, blocks.block(from))).collect()
             }
@@ -590,7 +654,9 @@ impl Work {
         let each = ends.as_ref().map_or(*count, |ends| ends.last().copied().unwrap_or(0));
         let ranks = self.inputs.len();
         let length = match call.kind {
-            Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter if ends.is_none() => each.saturating_mul(ranks),
+            Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter if ends.is_none() => {
+                each.saturating_mul(ranks)
+            }
             _ => each,
         };
         self.bytes(length) <= INLINE
@@ -618,7 +684,11 @@ impl Work {
 
 /// The parts of so many bytes, each of which has a length that a request can have.
 fn parts((mr, offset): (Mr, u64), bytes: usize) -> impl Iterator<Item = Sge> {
-    let part = move |start: usize| Sge { mr, offset: offset + start as u64, length: (bytes - start).min(PIECE) as u32 };
+    let part = move |start: usize| Sge {
+        mr,
+        offset: offset + start as u64,
+        length: (bytes - start).min(PIECE) as u32,
+    };
     (0..bytes).step_by(PIECE).map(part)
 }
 

@@ -196,4 +196,3 @@ fn a_runner_answers_while_the_program_computes() {
     });
     assert!(options().retry_budget() > Duration::from_millis(500));
 }
-

@@ -211,7 +211,9 @@ impl std::fmt::Display for SealedError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             SealedError::Unsealed { found } => write!(f, "memory whose size may change (seals: {found})"),
-            SealedError::NotTmpfs { kind } => write!(f, "memory of the file system {kind:#x}, where tmpfs was due"),
+            SealedError::NotTmpfs { kind } => {
+                write!(f, "memory of the file system {kind:#x}, where tmpfs was due")
+            }
             SealedError::Length { length, lengths } => {
                 write!(f, "memory of {length} bytes, where {} to {} were due", lengths.start(), lengths.end())
             }

@@ -184,7 +184,9 @@ fn namespace() -> io::Result<u64> {
     let link = read_link("/proc/self/ns/pid")?;
     let text = link.to_string_lossy().into_owned();
     let number = text.strip_prefix("pid:[").and_then(|rest| rest.strip_suffix(']'));
-    number.and_then(|number| number.parse().ok()).ok_or_else(|| io::Error::other(format!("/proc/self/ns/pid is '{text}'")))
+    number
+        .and_then(|number| number.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("/proc/self/ns/pid is '{text}'")))
 }
 
 #[cfg(test)]

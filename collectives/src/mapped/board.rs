@@ -83,7 +83,8 @@ impl Board {
     pub(super) fn begin(&self, slot: usize, number: u64, header: &Header, places: &[Shown; 2]) {
         let at = Board::at(slot, WORDS + number as usize % 2 * WORDS_EACH);
         let words = header.as_bytes().as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
-        let places = places.iter().flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
+        let places =
+            places.iter().flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
         for (index, word) in words.chain(places).enumerate() {
             self.0.word(at + 8 * index).store(word, Ordering::Relaxed);
         }
@@ -107,7 +108,8 @@ impl Board {
     pub(super) fn read(&self, slot: usize, number: u64) -> (Header, [Shown; 2]) {
         let at = Board::at(slot, WORDS + number as usize % 2 * WORDS_EACH);
         let word = |index: usize| self.0.word(at + 8 * index).load(Ordering::Relaxed);
-        let header: [u8; Header::BYTES] = zerocopy::transmute!([0, 1, 2, 3].map(|index| word(index).to_ne_bytes()));
+        let header: [u8; Header::BYTES] =
+            zerocopy::transmute!([0, 1, 2, 3].map(|index| word(index).to_ne_bytes()));
         let place = |first: usize| Shown {
             fd: word(first) as u32,
             length: word(first + 1),

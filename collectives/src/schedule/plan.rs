@@ -63,7 +63,7 @@ impl Algorithm {
 
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Algorithm::Direct => "direct",
             Algorithm::TwoStep => "two_step",
             Algorithm::Ring => "ring",
