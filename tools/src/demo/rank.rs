@@ -16,9 +16,9 @@ use ferroce::{Context, Counter, Device, DeviceSpec, Idle, PathMtu};
 use ferroce_collectives::{
     Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Options, ReduceOp,
 };
-use ferroce_driver::{Clock, Stats};
 use ferroce_driver::machine::{LineTime, Repetitions};
 use ferroce_driver::pcap::{Recorder, Recording};
+use ferroce_driver::{Clock, Stats};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
