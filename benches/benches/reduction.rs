@@ -27,7 +27,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         reduction::processor(),
         scale.rounds
     );
-    println!("of a copy: bytes read and written in a second, as a share of those of memcpy in the same round");
+    println!(
+        "of a copy: bytes read and written in a second, as a share of those of memcpy in the same round"
+    );
     let rows = SIZES.iter().map(|size| measure(*size, &scale, &mut state)).collect::<Result<Vec<_>, _>>()?;
     let results = json!({ "level": reduction::processor(), "rows": rows.concat() });
     Ok(options.save_with(&state, results)?)

@@ -1,14 +1,16 @@
 //! The communicators of one process on one context.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
-use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller};
+use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller, Sge};
 use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use crate::card::{Card, gid_index};
+use crate::choice::{Explanation, Model};
 use crate::compute::Computer;
 use crate::control::Control;
 use crate::error::Cause;
@@ -16,7 +18,7 @@ use crate::group::{Group, Outcome, Process};
 use crate::memory::{allocate, deregister, register};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
-use crate::{At, Bootstrap, Error, MAX_SIZE, Operation, Options};
+use crate::{Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction};
 
 /// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
 /// back.
@@ -73,9 +75,9 @@ pub struct Collectives {
     poller: Poller,
     buffers: Vec<Buffer>,
     groups: Slab<Group>,
+    /// Communicators that have shrunk, with what was made of them: their ranks may still be asked who is left.
+    shrunk: Vec<(Handle, Handle)>,
     requests: Slab<Pending>,
-    /// Messages of communicators that this rank has not joined yet come from ranks that have: they come again.
-    unknown: u64,
 }
 
 impl Collectives {
@@ -113,8 +115,8 @@ impl Collectives {
             poller,
             buffers,
             groups,
+            shrunk: Vec::new(),
             requests,
-            unknown: 0,
         })
     }
 
@@ -135,7 +137,106 @@ impl Collectives {
             1 => vec![card],
             _ => rendezvous(bootstrap, card)?,
         };
-        self.join_with(rank, &cards, options)
+        let communicator = self.join_with(rank, &cards, options)?;
+        if options.model.is_none() && communicator.size > 1 {
+            let _ = self.measure(communicator)?;
+        }
+        Ok(communicator)
+    }
+
+    /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
+    /// milliseconds; [`join`](Collectives::join) has done it, unless [`Options::model`] was given.
+    ///
+    /// # Errors
+    /// As [`wait`](Collectives::wait).
+    pub fn measure(&mut self, communicator: Communicator) -> Result<Model, Error> {
+        /// Of each, the shortest counts.
+        const ROUNDS: usize = 4;
+        const SHORT: usize = 8;
+        let others = communicator.size.saturating_sub(1).max(1) as usize;
+        // Whole elements, also in halves.
+        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
+        let room = self.allocate(long * (others + 1))?;
+        let own = room.at((long * communicator.rank as usize) as u64);
+        let near = room.at((SHORT * communicator.rank as usize) as u64);
+        let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
+            let mut shortest = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                let start = ranks.now();
+                ranks.run_by(communicator, operation, algorithm)?;
+                shortest = shortest.min(ranks.now().since(start).as_secs_f64());
+            }
+            Ok(shortest)
+        };
+        self.run(communicator, &Operation::barrier())?;
+        let short = Operation::all_gather(near, room, SHORT, DataType::U8);
+        let latency = shortest(self, &short, Algorithm::Ring)? / others as f64;
+        let at_once = shortest(self, &short, Algorithm::Direct)?;
+        let overhead = (at_once - latency).max(latency / 16.0) / others as f64;
+        let blocks = Operation::all_gather(own, room, long, DataType::U8);
+        let byte =
+            (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
+        let half = (long / 2) as u32;
+        let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
+        let start = self.now();
+        let sum = ferroce::driver::reduction::Reduction::new(
+            DataType::F32,
+            ferroce::driver::reduction::ReduceOp::Sum,
+        );
+        self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
+        let reduced = self.now().since(start).as_secs_f64() / f64::from(half);
+        let numbers = [latency, overhead, byte, reduced];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.write(room, 0, &bytes)?;
+        let all = Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
+        self.run_by(communicator, &all, Algorithm::Direct)?;
+        let mut bytes = [0; 32];
+        self.read(room, 0, &mut bytes)?;
+        self.deregister(room)?;
+        let mut worst = numbers;
+        for (number, bytes) in worst.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *number = f64::from_ne_bytes(*bytes);
+        }
+        let model = Model::from_numbers(worst);
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.set_model(model);
+        }
+        Ok(model)
+    }
+
+    /// Which algorithm an operation takes, what each would cost, and by which model.
+    ///
+    /// ```
+    /// # use ferroce_collectives::ferroce::{Config, Context, Device};
+    /// # use ferroce_collectives::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let mut collectives = Collectives::new(context)?;
+    /// # let card = collectives.card(&Options::default())?;
+    /// # let all = collectives.join_with(0, &[card], &Options::default())?;
+    /// # let buffer = collectives.allocate(4096)?;
+    /// let sum = Operation::all_reduce(buffer, buffer, 1024, DataType::F32, Reduction::Sum);
+    /// println!("{}", collectives.explain(all, &sum)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for counts, roots and peers that do not fit; [`Error::InvalidHandle`].
+    pub fn explain(&self, communicator: Communicator, operation: &Operation) -> Result<Explanation, Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.explain(operation)
+    }
+
+    fn run_by(
+        &mut self,
+        communicator: Communicator,
+        operation: &Operation,
+        algorithm: Algorithm,
+    ) -> Result<(), Error> {
+        let request = self.start_by(communicator, std::slice::from_ref(operation), Some(algorithm))?;
+        self.wait(request)
     }
 
     /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
@@ -289,6 +390,16 @@ impl Collectives {
         communicator: Communicator,
         operations: &[Operation],
     ) -> Result<Request, Error> {
+        self.start_by(communicator, operations, None)
+    }
+
+    /// As [`start_all`](Collectives::start_all), by an algorithm.
+    fn start_by(
+        &mut self,
+        communicator: Communicator,
+        operations: &[Operation],
+        forced: Option<Algorithm>,
+    ) -> Result<Request, Error> {
         let now = self.now();
         let mut first = None;
         for operation in operations {
@@ -296,7 +407,7 @@ impl Collectives {
             let (mut process, groups) = self.process(now);
             let group =
                 groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-            match group.start(&mut process, operation, buffers) {
+            match group.start(&mut process, operation, buffers, forced) {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
                     if first.is_some() {
@@ -415,12 +526,34 @@ impl Collectives {
 
     /// One turn, and a rest if there was nothing to do.
     fn turn(&mut self) -> Result<(), Error> {
-        self.poller.poll(&mut self.context)?;
+        if self.next_look() == Nanos::ZERO {
+            // An operation goes on without anything from outside.
+            let now = self.now();
+            self.context.poll(now)?;
+        } else {
+            self.poller.poll(&mut self.context)?;
+        }
         let now = self.now();
         if self.progress(now)? {
             self.context.poll(now)?;
         }
         Ok(())
+    }
+
+    /// When it wants to be polled though nothing comes; [`Nanos::ZERO`] is at once, [`Nanos::NEVER`] not at all.
+    pub fn next_look(&self) -> Nanos {
+        self.groups.iter().map(Group::next_look).min().unwrap_or(Nanos::NEVER)
+    }
+
+    /// Blocks until something may have come, something is due, or for `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] when the port is gone.
+    pub fn rest(&mut self, timeout: Duration) -> Result<(), Error> {
+        let now = self.now();
+        let quiet = self.context.quiet_for(now).unwrap_or(timeout);
+        let until_look = self.next_look().since(now);
+        Ok(self.context.wait(timeout.min(quiet).min(until_look))?)
     }
 
     /// Polls until the others know which communicators have failed, for half a second at most.
@@ -444,6 +577,125 @@ impl Collectives {
         self.tell_failures()
     }
 
+    /// A communicator of some ranks of another one, in this order. All ranks of that call it, with the same ranks, and nothing is
+    /// sent. `None` at ranks that are not among them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no ranks, a rank outside, and one that is named twice; [`Error::Failed`] of a communicator that has
+    /// failed; [`Error::InvalidHandle`], [`Error::Verbs`].
+    pub fn subset(
+        &mut self,
+        communicator: Communicator,
+        ranks: &[u32],
+    ) -> Result<Option<Communicator>, Error> {
+        let is_outside = |rank: &&u32| **rank >= communicator.size;
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| &pair[0]);
+        if let Some(rank) = ranks.iter().find(is_outside).or(twice) {
+            let expected = format!("ranks below {}, each once", communicator.size);
+            return Err(Error::invalid("rank of a subset", rank, expected));
+        }
+        if ranks.is_empty() {
+            return Err(Error::invalid("ranks of a subset", "none", "at least one"));
+        }
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        if let Some(cause) = group.failure() {
+            let (rank, operation) = (communicator.rank, "subset".to_owned());
+            return Err(Error::Failed { rank, operation, cause: cause.clone() });
+        }
+        self.child(communicator, ranks)
+    }
+
+    fn child(&mut self, communicator: Communicator, ranks: &[u32]) -> Result<Option<Communicator>, Error> {
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let (options, model) = (group.options, group.model());
+        let Some((rank, cards)) = group.cards_of(ranks) else { return Ok(None) };
+        let port = gid_index(&self.context, &options)?;
+        let now = self.now();
+        let mut group = Group::new(&mut self.process(now).0, rank, cards, &options, port)?;
+        group.set_model(model);
+        let size = ranks.len() as u32;
+        Ok(Some(Communicator { handle: self.groups.insert(group), rank, size }))
+    }
+
+    /// Splits a communicator: the ranks that call it with the same `color` are one, ordered by `key` and then by their ranks.
+    /// All ranks call it; it blocks. `None` at those without a color.
+    ///
+    /// # Errors
+    /// As [`wait`](Collectives::wait).
+    pub fn split(
+        &mut self,
+        communicator: Communicator,
+        color: Option<u32>,
+        key: i32,
+    ) -> Result<Option<Communicator>, Error> {
+        const EACH: usize = 12;
+        let room = self.allocate(EACH * communicator.size as usize)?;
+        let own = (EACH * communicator.rank as usize) as u64;
+        let words = [u32::from(color.is_some()), color.unwrap_or(0), key as u32];
+        self.write(room, own, &words.map(u32::to_ne_bytes).concat())?;
+        let told = self.run(communicator, &Operation::all_gather(room.at(own), room, EACH, DataType::U8));
+        let mut bytes = vec![0; EACH * communicator.size as usize];
+        self.read(room, 0, &mut bytes)?;
+        self.deregister(room)?;
+        told?;
+        let rows = bytes.as_chunks::<EACH>().0.iter().zip(0..).map(|(row, rank): (_, u32)| {
+            let word = |at: usize| u32::from_ne_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]);
+            ((word(0) == 1).then(|| word(4)), word(8) as i32, rank)
+        });
+        let mut members: Vec<(i32, u32)> =
+            rows.filter(|(of, ..)| *of == color).map(|(_, key, rank)| (key, rank)).collect();
+        members.sort_unstable();
+        let ranks: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+        match color {
+            // The others make one communicator less of it, and count it.
+            None => self.child(communicator, &[u32::MAX]),
+            Some(_) => self.child(communicator, &ranks),
+        }
+    }
+
+    /// Goes on without the ranks that are gone, after a communicator has failed: those that are left call it, agree on who is
+    /// gone, and get a communicator of theirs, in their order. It blocks until all that answer have called it; a rank that does not
+    /// answer for [`Options::retry_budget`] is gone. The old communicator is of no use any more.
+    ///
+    /// Two halves of a network that do not hear each other go on as two communicators.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1280 ranks;
+    /// [`Error::InvalidHandle`], [`Error::Verbs`].
+    pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
+        let now = self.now();
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.begin_to_shrink(now)?;
+        let gone = loop {
+            match self.groups.get(communicator.handle).and_then(Group::agreed) {
+                Some(gone) => break gone.clone(),
+                None => self.turn()?,
+            }
+        };
+        let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
+        let child = self.child(communicator, &ranks)?;
+        let Collectives { context, poller, groups, shrunk, .. } = self;
+        if let Some(group) = groups.get_mut(communicator.handle) {
+            group.disconnect(context, || poller.now())?;
+        }
+        match child {
+            Some(child) => {
+                shrunk.push((communicator.handle, child.handle));
+                Ok(child)
+            }
+            None => {
+                let problem = "the other ranks hold this one for gone".to_owned();
+                let (rank, operation) = (communicator.rank, "shrink".to_owned());
+                Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
+            }
+        }
+    }
+
     /// Leaves a communicator: polls until all ranks have called it, so that nobody's last packet goes unanswered, and frees what
     /// it has. A communicator that has failed is left at once.
     ///
@@ -456,9 +708,15 @@ impl Collectives {
         let left =
             if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
         self.tell_failures()?;
-        if let Some(group) = self.groups.remove(communicator.handle) {
-            let Collectives { context, poller, .. } = self;
-            group.destroy(context, || poller.now())?;
+        let mut handles = vec![communicator.handle];
+        while let Some(handle) = handles.pop() {
+            // With it go those that it was made of by shrinking.
+            let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
+            handles.extend(parents);
+            if let Some(group) = self.groups.remove(handle) {
+                let Collectives { context, poller, .. } = self;
+                group.destroy(context, || poller.now())?;
+            }
         }
         left
     }
@@ -510,7 +768,8 @@ impl Collectives {
         first.map(|()| context)
     }
 
-    fn now(&mut self) -> Nanos {
+    /// The time by which it works.
+    pub(crate) fn now(&mut self) -> Nanos {
         self.poller.now().max(self.context.now())
     }
 

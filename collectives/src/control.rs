@@ -12,6 +12,7 @@ use crate::Error;
 use crate::channel::Link;
 use crate::channel::message::Header;
 use crate::memory::{allocate, deregister, register};
+use crate::shrink::{Ranks, Word};
 
 /// What one rank tells another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub(crate) enum Message {
     Abort { origin: u32, lost: Option<u32>, reason: String },
     /// The sender knows that.
     Aborted,
+    /// Who is gone: the sender's opinion, the decision, or that the sender knows it.
+    Shrink(Word),
 }
 
 /// A message, and of which communicator and rank it is.
@@ -91,12 +94,15 @@ struct HelloBody {
 const MAGIC: [u8; 4] = *b"frcl";
 const VERSION: u8 = 1;
 /// All of a frame fits into the smallest path MTU.
-const BODY: usize = 160;
+pub(crate) const BODY: usize = 160;
 const HELLO: u8 = 1;
 const PING: u8 = 2;
 const PONG: u8 = 3;
 const ABORT: u8 = 4;
 const ABORTED: u8 = 5;
+const VOTE: u8 = 6;
+const DECISION: u8 = 7;
+const KNOWN: u8 = 8;
 const HAS_HEARD: u8 = 1;
 const IS_OPEN: u8 = 2;
 const NOBODY: u32 = u32::MAX;
@@ -248,6 +254,18 @@ impl Envelope {
                 frame.kind = ABORTED;
                 Vec::new()
             }
+            Message::Shrink(Word::Vote(ranks)) => {
+                frame.kind = VOTE;
+                ranks.as_bytes().to_vec()
+            }
+            Message::Shrink(Word::Decision(ranks)) => {
+                frame.kind = DECISION;
+                ranks.as_bytes().to_vec()
+            }
+            Message::Shrink(Word::Known) => {
+                frame.kind = KNOWN;
+                Vec::new()
+            }
         };
         frame.length = body.len() as u8;
         frame.body[..body.len()].copy_from_slice(&body);
@@ -284,6 +302,9 @@ impl Envelope {
                 Message::Abort { origin: first, lost: Some(second).filter(|rank| *rank != NOBODY), reason }
             }
             ABORTED => Message::Aborted,
+            VOTE => Message::Shrink(Word::Vote(Ranks::from_bytes(body))),
+            DECISION => Message::Shrink(Word::Decision(Ranks::from_bytes(body))),
+            KNOWN => Message::Shrink(Word::Known),
             _ => return None,
         };
         Some(Envelope { communicator: frame.communicator.get(), from: frame.from.get(), message })
@@ -330,6 +351,9 @@ mod tests {
             Message::Abort { origin: 3, lost: None, reason: "why".to_owned() },
             Message::Abort { origin: 3, lost: Some(0), reason: String::new() },
             Message::Aborted,
+            Message::Shrink(Word::Vote(Ranks::from_bytes(&[1, 4]))),
+            Message::Shrink(Word::Decision(Ranks::from_bytes(&[0]))),
+            Message::Shrink(Word::Known),
         ] {
             let envelope = Envelope { communicator: u64::MAX - 1, from: 77, message };
             assert_eq!(Envelope::parse(&envelope.frame()), Some(envelope));

@@ -99,6 +99,9 @@ pub enum Error {
         /// Why.
         cause: Cause,
     },
+    /// The runner's thread has ended.
+    #[error("the runner has ended")]
+    Ended,
     /// The handle of a communicator or request that is not there, or not any more.
     #[error("{what}: no such handle here, or not any more")]
     InvalidHandle {

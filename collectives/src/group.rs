@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::driver::gpu::Device;
+use ferroce::driver::reduction::DataType;
 use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn};
 use tracing::{debug, info, warn};
 
@@ -11,14 +12,16 @@ use crate::Error;
 use crate::card::{Card, limits};
 use crate::channel::message::{Call, Count, Grant, Header, Purpose};
 use crate::channel::{Channel, Limits, Link, News, Waiting};
+use crate::choice::{Demand, Explanation, Model, choose, explain};
 use crate::compute::Computer;
-use crate::control::{Control, Envelope, Mailbox, Message};
+use crate::control::{BODY, Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
 use crate::memory::{allocate, deregister, register, when_free};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
 use crate::schedule::{Algorithm, Hosts, Schedule, Seat, Shape, Task, plan};
+use crate::shrink::{Ranks, Shrink};
 
 /// A rank of a communicator, as another one sees it.
 #[derive(Default)]
@@ -66,6 +69,7 @@ pub(crate) struct Group {
     gid_index: usize,
     path_mtu: PathMtu,
     hosts: Hosts,
+    model: Model,
     limits: Limits,
     cq: Cq,
     peers: Vec<Peer>,
@@ -82,6 +86,10 @@ pub(crate) struct Group {
     in_use: Vec<(u64, Mr, usize)>,
     schedules: Vec<Schedule>,
     failed: Option<Cause>,
+    /// The ranks agree on who is gone.
+    shrink: Option<Shrink>,
+    /// Communicators that were made of this one, so far.
+    children: u64,
     is_leaving: bool,
     /// Until when the others are told, and when next.
     telling: Option<(Nanos, Nanos)>,
@@ -132,6 +140,7 @@ impl Group {
             gid_index,
             path_mtu,
             hosts,
+            model: options.model.unwrap_or_default(),
             limits,
             cq,
             peers,
@@ -144,6 +153,8 @@ impl Group {
             in_use: Vec::new(),
             schedules: Vec::new(),
             failed: None,
+            shrink: None,
+            children: 0,
             is_leaving: false,
             telling: None,
             is_dirty: false,
@@ -160,19 +171,46 @@ impl Group {
         self.failed.as_ref()
     }
 
-    /// The algorithm for an operation.
-    fn choose(&self, operation: &Operation, bytes: usize) -> Algorithm {
-        if let Some(algorithm) =
-            self.options.algorithm.filter(|algorithm| algorithm.applies_to(operation.kind))
-        {
-            return algorithm;
+    /// What an operation asks for.
+    fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
+        // The same at all ranks, also where one alone has an input or an output.
+        let length = match operation.kind {
+            Kind::Gather | Kind::Scatter | Kind::AllToAll
+                if operation.sent.is_some() || operation.received.is_some() =>
+            {
+                0
+            }
+            Kind::Gather | Kind::Scatter => operation.count * self.cards.len(),
+            _ => lengths.0.max(lengths.1),
+        };
+        Demand {
+            kind: operation.kind,
+            bytes: length * operation.data_type.size(),
+            ranks: self.cards.len(),
+            chunk: self.options.chunk_bytes as usize,
+            is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
         }
-        let is_short = bytes <= self.options.eager_bytes as usize;
-        match operation.kind {
-            Kind::AllReduce if self.size() == 2 || is_short => Algorithm::Direct,
-            Kind::AllReduce => Algorithm::Ring,
-            _ => Algorithm::Direct,
-        }
+    }
+
+    /// Which algorithm an operation takes, and why.
+    pub(crate) fn explain(&self, operation: &Operation) -> Result<Explanation, Error> {
+        let lengths = operation.lengths(self.rank as usize, self.cards.len())?;
+        let demand = self.demand(operation, lengths);
+        let name = match operation.reduction {
+            Some(reduction) => {
+                format!("{} of {} {} ({reduction})", operation.kind, operation.count, operation.data_type)
+            }
+            None => format!("{} of {} {}", operation.kind, operation.count, operation.data_type),
+        };
+        let name =
+            format!("{name}, {} bytes, {} ranks on {} hosts", demand.bytes, demand.ranks, self.hosts.count());
+        Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
+    }
+
+    /// What messages cost, from now on. All ranks have the same.
+    pub(crate) fn set_model(&mut self, model: Model) {
+        info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
+        self.model = model;
     }
 
     /// Begins an operation. Returns its id.
@@ -181,6 +219,7 @@ impl Group {
         process: &mut Process<'_>,
         operation: &Operation,
         buffers: [u64; 2],
+        forced: Option<Algorithm>,
     ) -> Result<u64, Error> {
         let (rank, size) = (self.rank as usize, self.size() as usize);
         let lengths = operation.lengths(rank, size)?;
@@ -206,8 +245,9 @@ impl Group {
             let operation = operation.kind.to_string();
             return Err(Error::Failed { rank: self.rank, operation, cause: cause.clone() });
         }
-        let bytes = lengths.0.max(lengths.1) * element;
-        let algorithm = self.choose(operation, bytes);
+        let demand = self.demand(operation, lengths);
+        let forced = forced.or(self.options.algorithm);
+        let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced);
         let ends = |counts: &Option<Vec<usize>>| {
             let sum = |end: &mut usize, count: &usize| {
                 *end += count;
@@ -256,13 +296,7 @@ impl Group {
 
     /// What both ends of a channel must have in common of an operation.
     fn call(&mut self, operation: &Operation, algorithm: Algorithm) -> Call {
-        let hash = |counts: &[usize]| {
-            // FNV-1a
-            let bytes = counts.iter().flat_map(|count| (*count as u64).to_be_bytes());
-            bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-            })
-        };
+        let hash = |counts: &[usize]| hash(counts.iter().flat_map(|count| (*count as u64).to_be_bytes()));
         let counts = match operation.kind {
             // Ranks know their own counts alone.
             Kind::AllToAll => operation.sent.as_ref().map(|_| &[][..]),
@@ -383,6 +417,9 @@ impl Group {
             return Ok(());
         }
         self.peers[from as usize].silent = None;
+        if let Some(shrink) = &mut self.shrink {
+            shrink.is_there(from, process.now);
+        }
         match message {
             Message::Hello { link, has_heard, is_open } => {
                 if self.failed.is_some() {
@@ -422,6 +459,14 @@ impl Group {
                 self.peers[from as usize].knows_abort = true;
                 Ok(())
             }
+            Message::Shrink(word) => match &mut self.shrink {
+                Some(shrink) => match shrink.hear(from, word, process.now) {
+                    Some(answer) => self.tell(process, from, Message::Shrink(answer)),
+                    None => Ok(()),
+                },
+                // It is there, and its program has not called yet.
+                None => self.tell(process, from, Message::Pong { calls: self.calls, call: None }),
+            },
         }
     }
 
@@ -515,7 +560,12 @@ impl Group {
 
     /// When it wants to be polled though nothing comes.
     pub(crate) fn next_look(&self) -> Nanos {
-        if self.is_dirty { Nanos::ZERO } else { self.next_look }
+        let is_waiting = !self.executions.is_empty() || self.telling.is_some() || self.shrink.is_some();
+        match (self.is_dirty && self.failed.is_none(), is_waiting) {
+            (true, _) => Nanos::ZERO,
+            (false, true) => self.next_look,
+            (false, false) => Nanos::NEVER,
+        }
     }
 
     fn take_completions(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
@@ -634,6 +684,9 @@ impl Group {
     fn look(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let now = process.now;
         self.next_look = now + self.options.probe_interval;
+        if self.shrink.is_some() {
+            return self.agree(process);
+        }
         if let Some((until, next)) = self.telling {
             return self.tell_all(process, until, next);
         }
@@ -653,6 +706,56 @@ impl Group {
             self.ask(process)?;
         }
         self.take_events(process)
+    }
+
+    /// Begins to agree on who is gone.
+    pub(crate) fn begin_to_shrink(&mut self, now: Nanos) -> Result<(), Error> {
+        let size = self.size();
+        if size.div_ceil(8) as usize > BODY {
+            let expected = format!("at most {} ranks", BODY * 8);
+            return Err(Error::invalid("size of a communicator that shrinks", size, expected));
+        }
+        let mut gone = Ranks::none(size);
+        if let Some(lost) = self.failed.as_ref().and_then(Cause::lost) {
+            gone.add(lost);
+        }
+        if self.shrink.is_none() {
+            self.failed.get_or_insert_with(|| Cause::Local { problem: "it has been shrunk".to_owned() });
+            self.telling = None;
+            self.shrink = Some(Shrink::new(self.rank, size, gone, self.options.retry_budget(), AGAIN, now));
+        }
+        self.next_look = Nanos::ZERO;
+        Ok(())
+    }
+
+    /// Who is gone, once the ranks agree and those know that this one has to tell.
+    pub(crate) fn agreed(&self) -> Option<&Ranks> {
+        self.shrink.as_ref().filter(|shrink| !shrink.is_telling()).and_then(Shrink::decision)
+    }
+
+    fn agree(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        self.next_look = process.now + AGAIN;
+        let words = self.shrink.as_mut().map(|shrink| shrink.tick(process.now)).unwrap_or_default();
+        for (to, word) in words {
+            self.tell(process, to, Message::Shrink(word))?;
+        }
+        Ok(())
+    }
+
+    /// The cards of some ranks, for a communicator of theirs, and this rank's place among them; `None` if it is not one of them.
+    /// All ranks call it in the same order.
+    pub(crate) fn cards_of(&mut self, ranks: &[u32]) -> Option<(u32, Vec<Card>)> {
+        self.children += 1;
+        let place = ranks.iter().position(|rank| *rank == self.rank)?;
+        let mut cards: Vec<Card> = ranks.iter().map(|rank| self.cards[*rank as usize]).collect();
+        let parts = [self.id, self.children, ranks[0].into(), ranks.len() as u64];
+        cards[0].nonce.set(hash(parts.iter().flat_map(|part| part.to_be_bytes())));
+        Some((place as u32, cards))
+    }
+
+    /// What messages cost.
+    pub(crate) fn model(&self) -> Model {
+        self.model
     }
 
     /// Asks those that an operation has waited for long whether they are there.
@@ -779,24 +882,47 @@ impl Group {
         Ok(())
     }
 
-    /// Frees everything.
-    pub(crate) fn destroy(self, context: &mut Context, mut now: impl FnMut() -> Nanos) -> Result<(), Error> {
-        for peer in self.peers {
-            if let Some(channel) = peer.channel {
+    /// Frees what operations need. Control messages go on.
+    pub(crate) fn disconnect(
+        &mut self,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), Error> {
+        for peer in &mut self.peers {
+            if let Some(channel) = peer.channel.take() {
                 channel.destroy(context, &mut now)?;
             }
+        }
+        self.linked.clear();
+        self.executions.clear();
+        let in_use = self.in_use.drain(..).map(|(_, mr, _)| mr);
+        for mr in self.scratch.drain(..).map(|(mr, _)| mr).chain(in_use) {
+            deregister(context, &mut now, mr)?;
+        }
+        Ok(())
+    }
+
+    /// Frees everything.
+    pub(crate) fn destroy(
+        mut self,
+        context: &mut Context,
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), Error> {
+        self.disconnect(context, &mut now)?;
+        for peer in self.peers {
             if let Some(ah) = peer.ah {
                 when_free(context, &mut now, |context| context.destroy_ah(ah))?;
             }
         }
         context.destroy_cq(self.cq)?;
-        let in_use = self.in_use.into_iter().map(|(_, mr, _)| mr);
-        for mr in self.scratch.into_iter().map(|(mr, _)| mr).chain(in_use) {
-            deregister(context, &mut now, mr)?;
-        }
         Ok(())
     }
 }
 
 /// Grants of operations that have not begun here: of as many as a channel has messages under way.
 const GRANTS: usize = 64;
+
+/// FNV-1a.
+fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}

@@ -106,6 +106,7 @@
 mod bootstrap;
 mod card;
 mod channel;
+mod choice;
 mod collectives;
 mod compute;
 mod control;
@@ -116,11 +117,14 @@ mod memory;
 mod operation;
 mod options;
 mod rendezvous;
+mod runner;
 mod schedule;
+mod shrink;
 mod slab;
 
 pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;
+pub use choice::{Explanation, Model};
 pub use collectives::{Buffer, Collectives, Communicator, Request};
 pub use error::{Cause, Error};
 pub use ferroce;
@@ -129,4 +133,5 @@ pub use operation::{At, Kind, Operation, Reduction};
 pub use options::Options;
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
+pub use runner::{Pending, Runner, RunnerHandle};
 pub use schedule::Algorithm;

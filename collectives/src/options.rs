@@ -3,10 +3,11 @@ use std::time::Duration;
 use ferroce::{Idle, PathMtu, Psn, ReadyToSend};
 
 use crate::Error;
+use crate::choice::Model;
 use crate::schedule::Algorithm;
 
 /// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes` and `algorithm`, which is checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Options {
@@ -25,6 +26,9 @@ pub struct Options {
     pub eager_bytes: u32,
     /// The algorithm of operations that have it; `None` leaves the choice to the communicator.
     pub algorithm: Option<Algorithm>,
+    /// What messages cost; `None` measures it when the ranks meet by a [`Bootstrap`](crate::Bootstrap), which takes some
+    /// milliseconds. All ranks have the same.
+    pub model: Option<Model>,
     /// What only ranks of this host have too; `None` takes what the kernel has drawn at its start. For ranks of a simulated
     /// fabric.
     pub host: Option<u128>,
@@ -58,6 +62,7 @@ impl Default for Options {
             chunk_bytes: (256 << 10) - 64,
             eager_bytes: 16 << 10,
             algorithm: None,
+            model: None,
             host: None,
             ack_timeout: Duration::from_millis(500),
             retry_count: 7,
@@ -97,6 +102,11 @@ impl Options {
     /// The algorithm of operations that have it; by default the communicator chooses.
     pub fn algorithm(self, algorithm: impl Into<Option<Algorithm>>) -> Self {
         Options { algorithm: algorithm.into(), ..self }
+    }
+
+    /// What messages cost; measured by default.
+    pub fn model(self, model: impl Into<Option<Model>>) -> Self {
+        Options { model: model.into(), ..self }
     }
 
     /// What only ranks of this host have too; by default what the kernel has drawn at its start.

@@ -47,6 +47,10 @@ impl<T> Slab<T> {
         slot.take()
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|(_, slot)| slot.as_ref())
+    }
+
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter_map(|(_, slot)| slot.as_mut())
     }

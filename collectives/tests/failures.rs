@@ -129,26 +129,44 @@ fn different_calls_are_told_apart() {
     use DataType::{F32, I32};
     type Call = fn(ferroce_collectives::Buffer) -> Operation;
     let calls: [(u32, Call, Call); 9] = [
-        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
-            Operation::all_reduce(b, b, 1001, F32, ReduceOp::Sum)
-        }),
-        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
-            Operation::all_reduce(b, b, 1000, I32, ReduceOp::Sum)
-        }),
-        (4, |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum), |b| {
-            Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum)
-        }),
-        (4, |b| Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum), |b| {
-            Operation::all_reduce(b, b, 200_000, F32, Reduction::Average)
-        }),
+        (
+            4,
+            |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum),
+            |b| Operation::all_reduce(b, b, 1001, F32, ReduceOp::Sum),
+        ),
+        (
+            4,
+            |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum),
+            |b| Operation::all_reduce(b, b, 1000, I32, ReduceOp::Sum),
+        ),
+        (
+            4,
+            |b| Operation::all_reduce(b, b, 1000, F32, ReduceOp::Sum),
+            |b| Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum),
+        ),
+        (
+            4,
+            |b| Operation::all_reduce(b, b, 200_000, F32, ReduceOp::Sum),
+            |b| Operation::all_reduce(b, b, 200_000, F32, Reduction::Average),
+        ),
         (2, |b| Operation::all_reduce(b, b, 0, F32, ReduceOp::Sum), |_| Operation::barrier()),
         (3, |b| Operation::broadcast(b, b, 100_000, F32, 0), |b| Operation::broadcast(b, b, 100_000, F32, 1)),
-        (3, |b| Operation::reduce(b, b, 10, F32, ReduceOp::Max, 0), |b| Operation::broadcast(b, b, 10, F32, 0)),
+        (
+            3,
+            |b| Operation::reduce(b, b, 10, F32, ReduceOp::Max, 0),
+            |b| Operation::broadcast(b, b, 10, F32, 0),
+        ),
         // Both send first, or both receive first.
-        (2, |b| Operation::all_gather(b, b.at(400), 100, F32), |b| Operation::all_gather(b, b.at(400), 101, F32)),
-        (2, |b| Operation::all_gather(b, b.at(80_000), 10_000, F32), |b| {
-            Operation::all_gather(b, b.at(80_000), 10_001, F32)
-        }),
+        (
+            2,
+            |b| Operation::all_gather(b, b.at(400), 100, F32),
+            |b| Operation::all_gather(b, b.at(400), 101, F32),
+        ),
+        (
+            2,
+            |b| Operation::all_gather(b, b.at(80_000), 10_000, F32),
+            |b| Operation::all_gather(b, b.at(80_000), 10_001, F32),
+        ),
     ];
     for (number, (size, right, wrong)) in calls.into_iter().enumerate() {
         let outcomes = run(size, options(), None, LIMIT, move |mut ranks, all| {

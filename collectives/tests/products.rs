@@ -69,8 +69,20 @@ impl Case {
         let all: usize = self.blocks(rank).iter().sum();
         let length = match self.kind {
             Kind::ReduceScatter | Kind::AllToAll => all,
-            Kind::Scatter => if rank == self.root { all } else { 0 },
-            Kind::Broadcast => if rank == self.root { self.count } else { 0 },
+            Kind::Scatter => {
+                if rank == self.root {
+                    all
+                } else {
+                    0
+                }
+            }
+            Kind::Broadcast => {
+                if rank == self.root {
+                    self.count
+                } else {
+                    0
+                }
+            }
             Kind::AllGather | Kind::Gather => self.block(rank, rank),
             Kind::Barrier => 0,
             _ => self.count,
@@ -183,9 +195,7 @@ impl Case {
             (Kind::AllReduce, _) => Operation::all_reduce(from, to, count, data_type, reduction),
             (Kind::Reduce, _) => Operation::reduce(from, to, count, data_type, reduction, root),
             (Kind::Broadcast, _) => Operation::broadcast(from, to, count, data_type, root),
-            (Kind::ReduceScatter, false) => {
-                Operation::reduce_scatter(from, to, count, data_type, reduction)
-            }
+            (Kind::ReduceScatter, false) => Operation::reduce_scatter(from, to, count, data_type, reduction),
             (Kind::ReduceScatter, true) => {
                 Operation::reduce_scatter_v(from, to, &blocks, data_type, reduction)
             }
@@ -304,7 +314,8 @@ fn messages_both_ways_in_one_request() {
             let longest = 3 * CHUNK + 5;
             let room = longest.next_multiple_of(8) as u64;
             let [from, to] = [(); 2].map(|()| ranks.allocate(room as usize * size as usize).unwrap());
-            let value = |from: u32, to: u32, call: usize, i: usize| (i * 3 + call) as u8 ^ (from * 16 + to) as u8;
+            let value =
+                |from: u32, to: u32, call: usize, i: usize| (i * 3 + call) as u8 ^ (from * 16 + to) as u8;
             for (call, count) in counts(DataType::U8).into_iter().enumerate() {
                 let mut operations = Vec::new();
                 for peer in (0..size).filter(|peer| *peer != rank) {
@@ -426,7 +437,8 @@ fn two_communicators_on_one_context() {
             for buffer in [a, b] {
                 let mut got = vec![0; 3 * count * 4];
                 ranks.read(buffer, 0, &mut got).unwrap();
-                let due: Vec<u8> = (0..3).flat_map(|r: i32| (r + round).to_ne_bytes().repeat(count)).collect();
+                let due: Vec<u8> =
+                    (0..3).flat_map(|r: i32| (r + round).to_ne_bytes().repeat(count)).collect();
                 assert!(got == due, "rank {}, round {round}", all.rank());
             }
         }

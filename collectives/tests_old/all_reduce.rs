@@ -8,8 +8,8 @@ mod group;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use ferroce::driver::gpu::{DATA_TYPES, Device};
 use ferroce::driver::gpu::strict::Strict;
+use ferroce::driver::gpu::{DATA_TYPES, Device};
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Counter, Memory, RnicPort, WcStatus};
 use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp, Schedule, reduce};

@@ -170,7 +170,8 @@ pub trait Queue: Tickets {
 /// Reductions by a device, of its memory, with their ends. They are carried out in the order in which they are submitted, each
 /// behind the one before. One that is dropped first ends what was submitted.
 pub trait Reducer: Tickets {
-    /// `target[i] = target[i] ⊕ source[i]`, with the same bits as [`reduction::reduce`](crate::reduction::reduce) has.
+    /// `target[i] = target[i] ⊕ source[i]`, with the same bits as [`reduction::reduce`](crate::reduction::reduce) has,
+    /// but for those of NaNs that it leaves to anybody.
     ///
     /// # Errors
     /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with

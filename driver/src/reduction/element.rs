@@ -8,10 +8,13 @@ pub(super) const LANES: usize = 32;
 /// So many of something.
 pub(super) type Block<T> = [T; LANES];
 
-/// How blocks of small floats become f32 and are made of them, where the processor has instructions of its own.
+/// How blocks of small floats become f32 and are made of them, where the processor has instructions of its own. In between
+/// they may have another order than in memory.
 pub(super) trait Level {
     fn widen_f16(codes: &Block<u16>) -> Block<f32>;
     fn narrow_f16(values: &Block<f32>) -> Block<u16>;
+    fn widen_bf16(codes: &Block<u16>) -> Block<f32>;
+    fn narrow_bf16(values: &Block<f32>) -> Block<u16>;
     fn widen_e4m3(codes: &Block<u8>) -> Block<f32>;
     fn narrow_e4m3(values: &Block<f32>) -> Block<u8>;
     fn widen_e5m2(codes: &Block<u8>) -> Block<f32>;
@@ -30,6 +33,16 @@ impl Level for Portable {
     #[inline(always)]
     fn narrow_f16(values: &Block<f32>) -> Block<u16> {
         map(values, |value| narrow::<F16>(value) as u16)
+    }
+
+    #[inline(always)]
+    fn widen_bf16(codes: &Block<u16>) -> Block<f32> {
+        map(codes, widen_bf16)
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(values: &Block<f32>) -> Block<u16> {
+        map(values, narrow_bf16)
     }
 
     #[inline(always)]
@@ -270,7 +283,7 @@ pub(super) struct Bf16;
 
 small_floats! {
     F16: u16, L::widen_f16, L::narrow_f16;
-    Bf16: u16, |raw| map(raw, widen_bf16), |numbers| map(numbers, narrow_bf16);
+    Bf16: u16, L::widen_bf16, L::narrow_bf16;
     E4M3: u8, L::widen_e4m3, L::narrow_e4m3;
     E5M2: u8, L::widen_e5m2, L::narrow_e5m2;
 }

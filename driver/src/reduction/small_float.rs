@@ -15,6 +15,11 @@ pub(super) trait Format {
     const OVERFLOW: f32;
     /// Whether the greatest exponent means infinity and NaN, as IEEE 754 has it; else all ones are the only NaN.
     const IS_IEEE: bool;
+    /// The least magnitude that is not a finite number: infinity, or the NaN where there is none.
+    const FIRST_NONE: u32 = match Self::IS_IEEE {
+        true => ((1 << (Self::BITS - 1 - Self::MANTISSA)) - 1) << Self::MANTISSA,
+        false => (1 << (Self::BITS - 1)) - 1,
+    };
 }
 
 /// IEEE 754 binary16.
@@ -51,12 +56,12 @@ impl Format for E5M2 {
 }
 
 /// Bits of the mantissa of an f32, and what is added to its exponents.
-const MANTISSA: u32 = f32::MANTISSA_DIGITS - 1;
-const BIAS: u32 = 127;
-const SIGN: u32 = 1 << 31;
-const INFINITY: u32 = f32::INFINITY.to_bits();
+pub(super) const MANTISSA: u32 = f32::MANTISSA_DIGITS - 1;
+pub(super) const BIAS: u32 = 127;
+pub(super) const SIGN: u32 = 1 << 31;
+pub(super) const INFINITY: u32 = f32::INFINITY.to_bits();
 /// The bit of the mantissa that a quiet NaN has.
-const QUIET: u32 = 1 << (MANTISSA - 1);
+pub(super) const QUIET: u32 = 1 << (MANTISSA - 1);
 
 /// The number that the lower bits of `code` stand for. A NaN keeps its sign and what there is of a payload.
 #[inline(always)]
@@ -70,11 +75,7 @@ pub(super) fn widen<F: Format>(code: u32) -> f32 {
     let subnormal = (magnitude as i32 as f32 * least).to_bits();
     let finite = if magnitude < 1 << F::MANTISSA { subnormal } else { normal };
     let none = if F::IS_IEEE { shifted | INFINITY } else { INFINITY | QUIET };
-    let first_none = match F::IS_IEEE {
-        true => ((1 << (F::BITS - 1 - F::MANTISSA)) - 1) << F::MANTISSA,
-        false => (1 << (F::BITS - 1)) - 1,
-    };
-    f32::from_bits(sign | if magnitude >= first_none { none } else { finite })
+    f32::from_bits(sign | if magnitude >= F::FIRST_NONE { none } else { finite })
 }
 
 /// The code, in the lower bits, of the number next to `value`, of two the even one. A NaN is made quiet.
@@ -93,8 +94,8 @@ pub(super) fn narrow<F: Format>(value: f32) -> u32 {
     let sum = (f32::from_bits(bounded) + f32::from_bits(large)).to_bits();
     // The leading one, or two, is a carry into the exponent.
     let code = (sum - large) + ((exponent - least_normal) >> (MANTISSA - F::MANTISSA));
-    let first_none = ((1 << (F::BITS - 1 - F::MANTISSA)) - 1) << F::MANTISSA;
-    let none = ((magnitude | QUIET) >> (MANTISSA - F::MANTISSA)) & ((1 << F::MANTISSA) - 1) | first_none;
+    let payload = ((magnitude | QUIET) >> (MANTISSA - F::MANTISSA)) & ((1 << F::MANTISSA) - 1);
+    let none = payload | F::FIRST_NONE;
     let code = if F::IS_IEEE && magnitude > INFINITY { none } else { code };
     code | (bits & SIGN) >> (32 - F::BITS)
 }

@@ -1,7 +1,9 @@
+mod levels;
+
+use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
-use half::{bf16, f16};
 
 fn bytes<const N: usize, T>(values: &[T], to: impl Fn(&T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(to).collect()
@@ -87,4 +89,118 @@ fn nothing_outside_is_touched() {
     assert_eq!(target[..4], [0x7f; 4]);
     assert_eq!(target[8..], [0x7f; 4]);
     assert_ne!(target[4..8], [0x7f; 4]);
+}
+
+/// Of each type the names that users write; an error has all that are valid.
+#[test]
+fn names_are_read_and_written() {
+    for data_type in DataType::ALL {
+        assert_eq!(data_type.to_string().parse::<DataType>(), Ok(data_type));
+    }
+    for op in ReduceOp::ALL {
+        assert_eq!(op.to_string().parse::<ReduceOp>(), Ok(op));
+    }
+    let nccl = "int8 uint8 int32 uint32 int64 uint64 half float double bfloat16 fp8_e4m3 fp8_e5m2";
+    let names: Vec<_> = nccl.split(' ').map(|name| name.parse::<DataType>().unwrap().to_string()).collect();
+    assert_eq!(names.join(" "), "i8 u8 i32 u32 i64 u64 f16 f32 f64 bf16 f8e4m3 f8e5m2");
+    assert_eq!("prod".parse::<ReduceOp>(), Ok(ReduceOp::Product));
+    let refused = "f31".parse::<DataType>().unwrap_err().to_string();
+    assert!(refused.starts_with("data type \"f31\": valid are f32, float, i32, int32"), "{refused}");
+    let refused = "avg".parse::<ReduceOp>().unwrap_err().to_string();
+    assert_eq!(refused, "operation \"avg\": valid are sum, product, prod, min, max");
+}
+
+#[test]
+fn factors_of_integers_are_integers_of_the_type() {
+    assert!(check_factor(DataType::F8E4M3, 0.3).is_ok());
+    assert!(check_factor(DataType::I64, -9_223_372_036_854_775_808.0).is_ok());
+    for (data_type, factor) in [(DataType::U8, 256.0), (DataType::U8, -1.0), (DataType::I16, 0.5)]
+        .into_iter()
+        .chain([f64::NAN, f64::INFINITY, 9_223_372_036_854_775_808.0].map(|factor| (DataType::I64, factor)))
+    {
+        assert!(check_factor(data_type, factor).is_err(), "{factor} of {data_type}");
+    }
+    assert_eq!(
+        check_factor(DataType::I8, 200.0).unwrap_err().to_string(),
+        "factor 200 for elements of type i8: an integer from -128 to 127 is needed"
+    );
+}
+
+#[test]
+fn factors_multiply() {
+    let mut bytes = [3_u8, 100, 0, 255];
+    let span = SpanMut::from(&mut bytes[..]);
+    scale(DataType::U8, span, span.as_span(), 3.0);
+    assert_eq!(bytes, [9, 44, 0, 253]);
+    let mut scaled = [0; 4];
+    let halves = [3.0_f32, -7.0].map(|value| f16::from_f32(value).to_ne_bytes());
+    scale(DataType::F16, scaled.as_mut_slice().into(), halves.as_flattened().into(), 0.5);
+    let expected = [1.5_f32, -3.5].map(|value| f16::from_f32(value).to_ne_bytes());
+    assert_eq!(scaled, expected.as_flattened());
+}
+
+fn apply_one<const N: usize>(reduction: Reduction, sources: &[[u8; N]]) -> [u8; N] {
+    let mut target = [0; N];
+    let sources: Vec<Span<'_>> = sources.iter().map(|source| source.as_slice().into()).collect();
+    reduction.apply(&[target.as_mut_slice().into()], &sources);
+    target
+}
+
+#[test]
+fn quotients_are_rounded_as_documented() {
+    let sum = |data_type| Reduction::new(data_type, ReduceOp::Sum);
+    assert_eq!(apply_one(sum(DataType::I8).divide_by(2), &[[-7_i8 as u8]]), [-3_i8 as u8]);
+    assert_eq!(apply_one(sum(DataType::I8).divide_by(128), &[[-128_i8 as u8]]), [-1_i8 as u8]);
+    assert_eq!(apply_one(sum(DataType::I8).divide_by(u32::MAX), &[[-128_i8 as u8]]), [0]);
+    assert_eq!(apply_one(sum(DataType::U8).divide_by(2), &[[250], [5]]), [127]);
+    assert_eq!(
+        apply_one(sum(DataType::F32).divide_by(3), &[1_f32.to_ne_bytes()]),
+        (1_f32 / 3.0).to_ne_bytes()
+    );
+    // In f16 the sum would be infinite.
+    let large = f16::from_f32(60_000.0).to_ne_bytes();
+    assert_eq!(apply_one(sum(DataType::F16).divide_by(2), &[large, large]), large);
+    // 2049 is not an f16: over all sources it is.
+    let [many, one] = [2048.0, 1.0].map(|value| f16::from_f32(value).to_ne_bytes());
+    assert_eq!(apply_one(sum(DataType::F16), &[many, one, one]), f16::from_f32(2050.0).to_ne_bytes());
+}
+
+proptest! {
+    /// The shortcut by floats, of each type that takes it.
+    #[test]
+    fn quotients_of_integers_are_exact(
+        value: u32, by in prop_oneof![1_u32..300, 1_u32..=u32::MAX], shift in 0_u32..32
+    ) {
+        let by = (by >> shift).max(1);
+        let reduction = |data_type| Reduction::new(data_type, ReduceOp::Sum).divide_by(by);
+        for value in [value, value >> shift, (value / by) * by, ((value / by) * by).wrapping_sub(1)] {
+            let signed = i64::from(value as i32) / i64::from(by);
+            prop_assert_eq!(apply_one(reduction(DataType::U32), &[value.to_ne_bytes()]), (value / by).to_ne_bytes());
+            prop_assert_eq!(apply_one(reduction(DataType::I32), &[value.to_ne_bytes()]), (signed as i32).to_ne_bytes());
+            let half = value as i16;
+            let quotient = (i64::from(half) / i64::from(by)) as i16;
+            prop_assert_eq!(apply_one(reduction(DataType::I16), &[half.to_ne_bytes()]), quotient.to_ne_bytes());
+            let half = value as u16;
+            let quotient = (u64::from(half) / u64::from(by)) as u16;
+            prop_assert_eq!(apply_one(reduction(DataType::U16), &[half.to_ne_bytes()]), quotient.to_ne_bytes());
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "divides by a number from 1 on")]
+fn nothing_is_divided_by_zero() {
+    apply_one(Reduction::new(DataType::I8, ReduceOp::Sum).divide_by(0), &[[1]]);
+}
+
+#[test]
+#[should_panic(expected = "hold no whole elements of type i16")]
+fn elements_are_whole() {
+    apply_one(Reduction::new(DataType::I16, ReduceOp::Sum), &[[1; 3]]);
+}
+
+#[test]
+#[should_panic(expected = "not equally long")]
+fn spans_are_equally_long() {
+    reduce(DataType::I8, ReduceOp::Sum, &mut [0; 3], &[0; 4]);
 }

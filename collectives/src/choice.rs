@@ -1,0 +1,352 @@
+//! Which algorithm carries out an operation: a model of what each costs, with measured latencies and bandwidths.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::operation::Kind;
+use crate::schedule::{Algorithm, Hosts};
+
+/// What messages between ranks cost. All ranks of a communicator have the same one: it decides which algorithm they take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+#[non_exhaustive]
+pub struct Model {
+    /// From the start of a short message to its end at the other rank, while all ranks send.
+    pub latency: Duration,
+    /// What one more short message costs a rank that sends several at once.
+    pub overhead: Duration,
+    /// Bytes in a second from a rank to another one, while all ranks send and receive.
+    pub bytes_per_second: f64,
+    /// Bytes in a second that a rank reduces.
+    pub reduced_per_second: f64,
+}
+
+impl Default for Model {
+    /// A port of 25 Gb/s that is polled.
+    fn default() -> Model {
+        Model {
+            latency: Duration::from_micros(10),
+            overhead: Duration::from_micros(2),
+            bytes_per_second: 3e9,
+            reduced_per_second: 10e9,
+        }
+    }
+}
+
+impl Model {
+    /// From the start of a short message to its end at the other rank.
+    pub fn latency(self, latency: Duration) -> Self {
+        Model { latency, ..self }
+    }
+
+    /// What one more short message costs.
+    pub fn overhead(self, overhead: Duration) -> Self {
+        Model { overhead, ..self }
+    }
+
+    /// Bytes in a second from a rank to another one.
+    pub fn bytes_per_second(self, bytes_per_second: f64) -> Self {
+        Model { bytes_per_second, ..self }
+    }
+
+    /// Bytes in a second that a rank reduces.
+    pub fn reduced_per_second(self, reduced_per_second: f64) -> Self {
+        Model { reduced_per_second, ..self }
+    }
+
+    /// The numbers that ranks tell each other.
+    pub(crate) fn to_numbers(self) -> [f64; 4] {
+        let seconds = |time: Duration| time.as_secs_f64();
+        [
+            seconds(self.latency),
+            seconds(self.overhead),
+            1.0 / self.bytes_per_second,
+            1.0 / self.reduced_per_second,
+        ]
+    }
+
+    /// From these numbers, which any rank may have told.
+    pub(crate) fn from_numbers(numbers: [f64; 4]) -> Model {
+        let [latency, overhead, byte, reduced] =
+            numbers.map(|number| if number.is_finite() { number.clamp(1e-13, 10.0) } else { 1e-6 });
+        Model {
+            latency: Duration::from_secs_f64(latency),
+            overhead: Duration::from_secs_f64(overhead),
+            bytes_per_second: 1.0 / byte,
+            reduced_per_second: 1.0 / reduced,
+        }
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Model { latency, overhead, bytes_per_second, reduced_per_second } = self;
+        write!(
+            f,
+            "latency {:.2} µs, {:.2} µs for one more message, {:.2} GB/s between ranks, {:.2} GB/s reduced",
+            latency.as_secs_f64() * 1e6,
+            overhead.as_secs_f64() * 1e6,
+            bytes_per_second / 1e9,
+            reduced_per_second / 1e9
+        )
+    }
+}
+
+/// What is to be done, as far as its cost depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand {
+    pub(crate) kind: Kind,
+    /// Bytes of the longer one of input and output, at the rank that has most.
+    pub(crate) bytes: usize,
+    pub(crate) ranks: usize,
+    pub(crate) chunk: usize,
+    /// Partial results that travel would be rounded to the elements' type, which is a small one.
+    pub(crate) is_small_float: bool,
+}
+
+/// What each algorithm would cost, and which one is taken.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The operation, in words.
+    pub operation: String,
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// Why that one, in words.
+    pub reason: String,
+    /// What each one costs by the model, or why there is none.
+    pub costs: Vec<(Algorithm, Result<Duration, &'static str>)>,
+    /// The model.
+    pub model: Model,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}, {}", self.operation, self.algorithm, self.reason)?;
+        for (algorithm, cost) in &self.costs {
+            match cost {
+                Ok(cost) => writeln!(f, "  {algorithm:<13} {:>12.2} µs", cost.as_secs_f64() * 1e6)?,
+                Err(problem) => writeln!(f, "  {algorithm:<13} {problem}")?,
+            }
+        }
+        write!(f, "  by {}", self.model)
+    }
+}
+
+/// Operands that a reduction has at most.
+const SOURCES_MAX: usize = ferroce::driver::reduction::MAX_SPANS;
+
+/// Why an algorithm can't carry out an operation, if it can't.
+pub(crate) fn problem(algorithm: Algorithm, kind: Kind, ranks: usize, hosts: &Hosts) -> Option<&'static str> {
+    let members = if algorithm == Algorithm::Hierarchical { hosts.each().unwrap_or(0) } else { ranks };
+    let is_direct = matches!(algorithm, Algorithm::Direct | Algorithm::TwoStep | Algorithm::Hierarchical);
+    if !algorithm.applies_to(kind) {
+        Some("not for this operation")
+    } else if ranks > 1 && algorithm == Algorithm::Hierarchical && hosts.problem().is_some() {
+        hosts.problem()
+    } else if kind.reduces() && is_direct && members > SOURCES_MAX {
+        Some("too many ranks to reduce at once")
+    } else {
+        None
+    }
+}
+
+/// Seconds that an operation takes.
+fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> f64 {
+    use Algorithm as A;
+    let Demand { kind, bytes, ranks, chunk, .. } = *demand;
+    let [alpha, more, beta, gamma] = model.to_numbers();
+    let (n, s) = (ranks as f64, bytes as f64);
+    let others = n - 1.0;
+    let part = others / n;
+    let levels = f64::from(usize::BITS - (ranks - 1).leading_zeros());
+    let chunk = s.min(chunk as f64);
+    // Moving all of it once, and reducing it.
+    let (all, sum) = (s * beta, s * gamma);
+    let burst = |messages: f64| alpha + (messages - 1.0).max(0.0) * more;
+    match (kind, algorithm) {
+        (Kind::AllReduce, A::Direct) => burst(others) + others * (all + sum),
+        (Kind::AllReduce, A::TwoStep) => 2.0 * burst(others) + part * (2.0 * all + sum),
+        (Kind::AllReduce, A::Ring) => 2.0 * others * alpha + part * (2.0 * all + sum),
+        (Kind::AllReduce, A::Halving) => 2.0 * levels * alpha + part * (2.0 * all + sum) + levels * more,
+        (Kind::AllReduce, A::Tree) => 2.0 * levels * (alpha + chunk * beta) + 2.0 * all + sum,
+        (Kind::AllReduce, A::Hierarchical) => {
+            let each = hosts.each().unwrap_or(1) as f64;
+            let outside = n / each;
+            let inside = (each - 1.0) / each;
+            let between =
+                2.0 * (outside - 1.0) * alpha + (outside - 1.0) / outside * (2.0 * all + sum) / each;
+            2.0 * burst(each - 1.0) + inside * (2.0 * all + sum) + between
+        }
+        (Kind::ReduceScatter, A::Ring) => others * alpha + part * (all + sum),
+        (Kind::ReduceScatter, A::Halving) => levels * alpha + part * (all + sum) + levels * more,
+        (Kind::ReduceScatter, _) => burst(others) + part * (all + sum),
+        (Kind::AllGather, A::Ring) => others * alpha + part * all,
+        (Kind::AllGather, A::Halving) => levels * (alpha + more) + part * all,
+        (Kind::AllGather, A::Hierarchical) => {
+            let each = hosts.each().unwrap_or(1) as f64;
+            let outside = n / each;
+            (outside - 1.0) * alpha + burst(each - 1.0) + part * all + (each - 1.0) * outside * more
+        }
+        (Kind::AllGather, _) => burst(others) + part * all,
+        (Kind::Broadcast, A::Ring) => others * (alpha + chunk * beta) + all,
+        (Kind::Broadcast, A::Tree) => (levels + 1.0) * (alpha + chunk * beta) + all,
+        (Kind::Broadcast, A::Hierarchical) => {
+            let each = hosts.each().unwrap_or(1) as f64;
+            let outside = (n / each).log2().ceil();
+            (outside + 1.0) * (alpha + chunk * beta) + all + burst(each - 1.0) + (each - 1.0) * all
+        }
+        (Kind::Broadcast, _) => burst(others) + others * all,
+        (Kind::Reduce, A::Ring) => others * (alpha + chunk * (beta + gamma)) + all + sum,
+        (Kind::Reduce, A::Tree) => (levels + 1.0) * (alpha + chunk * (beta + gamma)) + all + sum,
+        (Kind::Reduce, _) => burst(others) + others * (all + sum),
+        (Kind::AllToAll | Kind::Gather | Kind::Scatter, _) => burst(others) + part * all,
+        (Kind::Send | Kind::Receive, _) => alpha + all,
+        (Kind::Barrier, _) => levels * alpha,
+    }
+}
+
+/// The algorithm for an operation, and why. `forced` is taken if it can be.
+pub(crate) fn choose(
+    model: &Model,
+    demand: &Demand,
+    hosts: &Hosts,
+    forced: Option<Algorithm>,
+) -> (Algorithm, Why) {
+    let can = |algorithm: Algorithm| problem(algorithm, demand.kind, demand.ranks, hosts).is_none();
+    if let Some(forced) = forced.filter(|algorithm| can(*algorithm)) {
+        return (forced, Why::Forced);
+    }
+    if demand.is_small_float && demand.kind.reduces() {
+        // Only these add up all elements before they round.
+        let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
+        let best =
+            cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
+        if let Some(best) = best {
+            return (best, Why::RoundsOnce);
+        }
+    }
+    let best = cheapest(model, demand, hosts, Algorithm::ALL.into_iter().filter(|algorithm| can(*algorithm)));
+    (best.unwrap_or(Algorithm::Direct), Why::Cheapest)
+}
+
+/// Why an algorithm is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    Forced,
+    RoundsOnce,
+    Cheapest,
+}
+
+fn cheapest(
+    model: &Model,
+    demand: &Demand,
+    hosts: &Hosts,
+    algorithms: impl Iterator<Item = Algorithm>,
+) -> Option<Algorithm> {
+    let cost = |algorithm: &Algorithm| cost(model, demand, *algorithm, hosts);
+    algorithms.min_by(|a, b| cost(a).total_cmp(&cost(b)))
+}
+
+/// The choice, and what it is made of.
+pub(crate) fn explain(
+    model: &Model,
+    demand: &Demand,
+    hosts: &Hosts,
+    forced: Option<Algorithm>,
+    operation: String,
+) -> Explanation {
+    let (algorithm, why) = choose(model, demand, hosts, forced);
+    let costs = Algorithm::ALL.map(|algorithm| {
+        let cost = match problem(algorithm, demand.kind, demand.ranks, hosts) {
+            Some(problem) => Err(problem),
+            None => Ok(Duration::from_secs_f64(cost(model, demand, algorithm, hosts))),
+        };
+        (algorithm, cost)
+    });
+    let mut reason = match why {
+        Why::Forced => "which an option forces".to_owned(),
+        Why::RoundsOnce => "the cheapest that rounds the sum of all elements once".to_owned(),
+        Why::Cheapest => "the cheapest by the model".to_owned(),
+    };
+    if let Some(forced) = forced
+        && why != Why::Forced
+    {
+        let problem = problem(forced, demand.kind, demand.ranks, hosts).unwrap_or_default();
+        reason += &format!(" (an option forces {forced}: {problem})");
+    }
+    Explanation { operation, algorithm, reason, costs: costs.to_vec(), model: *model }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn demand(kind: Kind, bytes: usize, ranks: usize) -> Demand {
+        Demand { kind, bytes, ranks, chunk: 1 << 18, is_small_float: false }
+    }
+
+    fn hosts(ranks: usize, each: usize) -> Hosts {
+        Hosts::new(&(0..ranks).map(|rank| rank / each).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn short_operations_have_few_steps_and_long_ones_few_bytes() {
+        let choice = |kind, bytes, ranks| {
+            choose(&Model::default(), &demand(kind, bytes, ranks), &hosts(ranks, 1), None).0
+        };
+        assert_eq!(choice(Kind::AllReduce, 8, 8), Algorithm::Direct);
+        assert!(matches!(
+            choice(Kind::AllReduce, 64 << 20, 8),
+            Algorithm::TwoStep | Algorithm::Halving | Algorithm::Ring
+        ));
+        assert_ne!(choice(Kind::AllReduce, 64 << 20, 64), Algorithm::Direct);
+        assert_eq!(choice(Kind::Broadcast, 8, 4), Algorithm::Direct);
+        assert!(matches!(choice(Kind::Broadcast, 64 << 20, 16), Algorithm::Tree | Algorithm::Ring));
+        assert_eq!(choice(Kind::AllToAll, 1 << 20, 8), Algorithm::Direct);
+    }
+
+    #[test]
+    fn what_can_not_be_is_said() {
+        let model = Model::default();
+        let one_each = hosts(4, 1);
+        let forced = Some(Algorithm::Hierarchical);
+        let demand = demand(Kind::AllReduce, 1 << 20, 4);
+        let text = explain(&model, &demand, &one_each, forced, "all_reduce of 262144 f32 (sum)".to_owned())
+            .to_string();
+        assert!(text.contains("an option forces hierarchical: each host has one rank"), "{text}");
+        assert!(text.contains("  hierarchical  each host has one rank\n"), "{text}");
+        let even = hosts(4, 2);
+        assert_eq!(choose(&model, &demand, &even, forced), (Algorithm::Hierarchical, Why::Forced));
+        let uneven = Hosts::new(&[0, 0, 0, 1]);
+        assert_eq!(
+            problem(Algorithm::Hierarchical, Kind::AllReduce, 4, &uneven),
+            Some("hosts have different numbers of ranks")
+        );
+        assert_eq!(
+            problem(Algorithm::Direct, Kind::AllReduce, 65, &hosts(65, 1)),
+            Some("too many ranks to reduce at once")
+        );
+    }
+
+    #[test]
+    fn small_floats_are_rounded_once() {
+        for bytes in [8, 64 << 20] {
+            let demand = Demand { is_small_float: true, ..demand(Kind::AllReduce, bytes, 8) };
+            let (algorithm, why) = choose(&Model::default(), &demand, &hosts(8, 1), None);
+            assert!(matches!(algorithm, Algorithm::Direct | Algorithm::TwoStep) && why == Why::RoundsOnce);
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_and_nonsense_does_no_harm() {
+        let model = Model::default();
+        let back = Model::from_numbers(model.to_numbers());
+        assert_eq!((back.latency, back.overhead), (model.latency, model.overhead));
+        assert!((back.bytes_per_second / model.bytes_per_second - 1.0).abs() < 1e-9);
+        for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            let model = Model::from_numbers([bad; 4]);
+            assert!(model.bytes_per_second.is_finite() && model.bytes_per_second > 0.0, "{model:?}");
+        }
+    }
+}

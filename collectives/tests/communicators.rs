@@ -1,0 +1,198 @@
+//! Communicators made of communicators, those that fail and go on without the dead, and those on a thread of their own.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+mod group;
+
+use std::time::Duration;
+
+use ferroce_collectives::{
+    Cause, Collectives, Communicator, DataType, Error, Operation, Options, Reduction, Runner,
+};
+use group::{LIMIT, options, run};
+
+/// The sum of `1 << rank` over the ranks of a communicator.
+fn sum(ranks: &mut Collectives, of: Communicator, own: u32) -> Result<u64, Error> {
+    let buffer = ranks.allocate(8).unwrap();
+    ranks.write(buffer, 0, &(1_u64 << own).to_ne_bytes()).unwrap();
+    let result = ranks.run(of, &Operation::all_reduce(buffer, buffer, 1, DataType::U64, Reduction::Sum));
+    let mut bytes = [0; 8];
+    ranks.read(buffer, 0, &mut bytes).unwrap();
+    ranks.deregister(buffer).unwrap();
+    result.map(|()| u64::from_ne_bytes(bytes))
+}
+
+#[test]
+fn a_split_is_by_color_and_ordered_by_key() {
+    run(6, options(), None, LIMIT, |mut ranks, all| {
+        let own = all.rank();
+        // Even and odd ranks, in the opposite order; rank 5 is in none.
+        let color = (own != 5).then_some(own % 2);
+        let half = ranks.split(all, color, -(own as i32)).unwrap();
+        match half {
+            None => assert_eq!(own, 5),
+            Some(half) => {
+                let members: &[u32] = if own % 2 == 0 { &[4, 2, 0] } else { &[3, 1] };
+                assert_eq!(
+                    (half.rank(), half.size()),
+                    (members.iter().position(|r| *r == own).unwrap() as u32, members.len() as u32)
+                );
+                let due = members.iter().map(|rank| 1 << rank).sum();
+                assert_eq!(sum(&mut ranks, half, own).unwrap(), due);
+            }
+        }
+        // Both go on beside each other.
+        assert_eq!(sum(&mut ranks, all, own).unwrap(), 0b11_1111);
+        if let Some(half) = half {
+            ranks.leave(half).unwrap();
+        }
+        assert_eq!(sum(&mut ranks, all, own).unwrap(), 0b11_1111);
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_subset_that_makes_no_sense_is_refused() {
+    run(2, options(), None, LIMIT, |mut ranks, all| {
+        for (subset, due) in
+            [(&[0, 2][..], "rank of a subset = 2"), (&[1, 1], "rank of a subset = 1"), (&[], "none")]
+        {
+            let refused = ranks.subset(all, subset).unwrap_err().to_string();
+            assert!(refused.contains(due), "{refused}");
+        }
+        let only = ranks.subset(all, &[1]).unwrap();
+        assert_eq!(only.is_some(), all.rank() == 1);
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn those_that_are_left_go_on_without_the_dead() {
+    for dead in [vec![0], vec![2], vec![1, 4]] {
+        let gone = dead.clone();
+        run(5, options(), None, LIMIT, move |mut ranks, all| {
+            let own = all.rank();
+            assert_eq!(sum(&mut ranks, all, own).unwrap(), 0b1_1111);
+            if gone.contains(&own) {
+                return;
+            }
+            let error = loop {
+                match sum(&mut ranks, all, own) {
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+            };
+            let Error::Failed { operation, cause, .. } = &error else { panic!("{error}") };
+            assert!(operation.contains("all_reduce of 1 u64 (sum)"), "{error}");
+            assert!(cause.lost().is_some_and(|lost| gone.contains(&lost)), "{error}");
+            assert!(error.to_string().contains("is gone"), "{error}");
+            let left = ranks.shrink(all).unwrap();
+            assert_eq!(left.size() as usize, 5 - gone.len());
+            let due = (0..5).filter(|rank| !gone.contains(rank)).map(|rank| 1 << rank).sum();
+            for _ in 0..3 {
+                assert_eq!(sum(&mut ranks, left, own).unwrap(), due);
+            }
+            let again = ranks.subset(all, &[own]).unwrap_err().to_string();
+            assert!(again.contains("subset"), "{again}");
+            ranks.leave(left).unwrap();
+            ranks.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_what_is_under_way_everywhere() {
+    run(3, options(), None, LIMIT, |mut ranks, all| {
+        if all.rank() == 1 {
+            assert_eq!(sum(&mut ranks, all, 1).unwrap(), 0b111);
+            ranks.abort(all, "no more data").unwrap();
+        } else {
+            assert_eq!(sum(&mut ranks, all, all.rank()).unwrap(), 0b111);
+            let error = sum(&mut ranks, all, all.rank()).unwrap_err();
+            let Error::Failed { cause: Cause::Aborted { origin: 1, lost: None, reason }, .. } = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(reason, "aborted: no more data");
+        }
+        let later = sum(&mut ranks, all, all.rank()).unwrap_err().to_string();
+        assert!(later.contains("no more data"), "{later}");
+        ranks.leave(all).unwrap();
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn communicators_leave_nothing_behind() {
+    run(2, options().model(ferroce_collectives::Model::default()), None, LIMIT, |mut ranks, all| {
+        assert_eq!(sum(&mut ranks, all, all.rank()).unwrap(), 0b11);
+        let in_use = |ranks: &Collectives| {
+            let text = ranks.context().metrics().to_string();
+            let lines = text.lines().filter(|line| line.contains("in_use"));
+            lines.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let before = in_use(&ranks);
+        for _ in 0..1000 {
+            let both = ranks.subset(all, &[1, 0]).unwrap().unwrap();
+            assert_eq!(sum(&mut ranks, both, all.rank()).unwrap(), 0b11);
+            ranks.leave(both).unwrap();
+        }
+        assert_eq!(in_use(&ranks), before);
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_runner_carries_out_operations_of_other_threads() {
+    run(3, options(), None, LIMIT, |mut ranks, all| {
+        let buffer = ranks.allocate(8 * 2).unwrap();
+        let runner = Runner::start(ranks).unwrap();
+        let handle = runner.handle();
+        for turn in 0..20_u64 {
+            let numbers = [turn, u64::from(all.rank())].map(u64::to_ne_bytes).concat();
+            handle.call(move |ranks| ranks.write(buffer, 0, &numbers)).unwrap().unwrap();
+            let operations = [0, 8].map(|at| {
+                Operation::all_reduce(buffer.at(at), buffer.at(at), 1, DataType::U64, Reduction::Sum)
+            });
+            let pending = if turn % 2 == 0 {
+                handle.start_all(all, operations.to_vec())
+            } else {
+                let [first, second] = operations;
+                let before = handle.start(all, first);
+                let behind = handle.start(all, second);
+                before.wait().unwrap();
+                behind
+            };
+            pending.wait().unwrap();
+            let sums = handle
+                .call(move |ranks| {
+                    let mut bytes = [0; 16];
+                    ranks.read(buffer, 0, &mut bytes).map(|()| bytes)
+                })
+                .unwrap()
+                .unwrap();
+            assert_eq!(sums, [3 * turn, 3].map(u64::to_ne_bytes).concat()[..]);
+        }
+        let refused = handle.start(all, Operation::broadcast(buffer, buffer, 1, DataType::U64, 3)).wait();
+        assert!(refused.unwrap_err().to_string().contains("root = 3"), "");
+        let ranks = runner.stop().unwrap();
+        ranks.finish().unwrap();
+        let ended = handle.start(all, Operation::barrier()).wait().unwrap_err();
+        assert!(matches!(ended, Error::Ended), "{ended}");
+    });
+}
+
+/// A rank that sleeps for longer than others wait is alive if a runner answers for it.
+#[test]
+fn a_runner_answers_while_the_program_computes() {
+    run(2, options(), None, LIMIT, |mut ranks, all| {
+        let buffer = ranks.allocate(8).unwrap();
+        let runner = Runner::start(ranks).unwrap();
+        if all.rank() == 1 {
+            std::thread::sleep(Options::retry_budget(&options()) * 2);
+        }
+        let sum = Operation::all_reduce(buffer, buffer, 1, DataType::U64, Reduction::Sum);
+        runner.handle().start(all, sum).wait().unwrap();
+        runner.stop().unwrap().finish().unwrap();
+    });
+    assert!(options().retry_budget() > Duration::from_millis(500));
+}
