@@ -96,7 +96,7 @@ pub struct Args {
     /// Memory of the elements: host, or a GPU's (opencl[:N], cuda[:N]), which then reduces, too.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
-    /// Says which algorithm each size has taken.
+    /// Says why each size takes its algorithm: what each would cost, by what was measured when the ranks met.
     #[arg(long)]
     explain: bool,
     /// For how long ranks are waited for at the start, and how long nothing may move later.
@@ -274,6 +274,11 @@ impl Args {
         [!self.in_place, !self.out_of_place && self.operation.can_be_in_place()]
     }
 
+    /// Whether there is anything to compare, and it is to be.
+    fn checks(&self) -> bool {
+        self.check && self.operation != Pattern::Barrier
+    }
+
     /// What is not left to the communicator, in words.
     fn forced(&self) -> Vec<String> {
         let algorithm = self.algorithm.map(|algorithm| format!("algorithm {algorithm}"));
@@ -342,7 +347,11 @@ impl Args {
         if let Some(fault) = self.fault {
             add("--fault", fault.to_string());
         }
-        let flags = [("--in-place", self.in_place), ("--out-of-place", self.out_of_place)];
+        let flags = [
+            ("--in-place", self.in_place),
+            ("--out-of-place", self.out_of_place),
+            ("--explain", self.explain),
+        ];
         arguments.extend(flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (*name).to_owned()));
         arguments
     }
@@ -375,7 +384,7 @@ mod tests {
         for text in [
             "all_reduce",
             "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
-            "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place",
+            "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
             "all_gather --fault 1:5 --memory cuda:1 --idle adaptive",
         ] {
             let args = parse(text);

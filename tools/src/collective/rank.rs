@@ -131,12 +131,34 @@ struct Member<'a> {
 
 impl Member<'_> {
     fn measure(&mut self, size: Size) -> Result<Row, Failure> {
+        let (algorithm, explanation) = self.explain(size)?;
         let [out_of_place, in_place] = self.args.passes();
         let out_of_place = if out_of_place { Some(self.pass(size, false)?) } else { None };
         let in_place = if in_place { Some(self.pass(size, true)?) } else { None };
-        // The communicator does not tell which one it has chosen.
-        let algorithm = self.args.algorithm.map(|algorithm| algorithm.to_string());
-        Ok(Row { bytes: size.bytes as u64, count: size.count as u64, algorithm, out_of_place, in_place })
+        Ok(Row {
+            bytes: size.bytes as u64,
+            count: size.count as u64,
+            algorithm,
+            explanation,
+            out_of_place,
+            in_place,
+        })
+    }
+
+    /// Which algorithm a size takes, and why, if that is asked for. One that is forced must be taken.
+    fn explain(&self, size: Size) -> Result<(String, Option<String>), Failure> {
+        let Args { operation, data_type, algorithm: forced, .. } = *self.args;
+        let places = operation.places(self.buffers, self.place, size.count, data_type.size(), false);
+        let operations = operation.operations(self.args, self.place, size.count, places);
+        let explanations = operations.iter().map(|operation| self.collectives.explain(self.all, operation));
+        let explanations: Vec<_> = explanations.collect::<Result<_, _>>()?;
+        let algorithm = explanations[0].algorithm;
+        if let Some(forced) = forced.filter(|forced| *forced != algorithm) {
+            let reason = &explanations[0].reason;
+            return Err(Failure::usage(format!("--algorithm {forced}: it would be {algorithm}, {reason}")));
+        }
+        let texts: Vec<String> = explanations.iter().map(ToString::to_string).collect();
+        Ok((algorithm.to_string(), self.args.explain.then(|| texts.join("\n"))))
     }
 
     fn pass(&mut self, size: Size, in_place: bool) -> Result<Timing, Failure> {
@@ -175,7 +197,7 @@ impl Member<'_> {
             wrong: None,
             first_wrong: None,
         };
-        if self.args.check && size.count > 0 {
+        if self.args.checks() {
             self.spoil(size, places)?;
             self.fill(size, places)?;
             self.barrier()?;

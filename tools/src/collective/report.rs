@@ -48,8 +48,9 @@ pub(super) struct Header {
 pub(super) struct Row {
     pub(super) bytes: u64,
     pub(super) count: u64,
-    /// If it is known.
-    pub(super) algorithm: Option<String>,
+    pub(super) algorithm: String,
+    /// What each algorithm would cost, if that is asked for.
+    pub(super) explanation: Option<String>,
     pub(super) out_of_place: Option<Timing>,
     pub(super) in_place: Option<Timing>,
 }
@@ -149,7 +150,7 @@ impl Printer {
             return Err(Failure::run("rank 0 has told nothing"));
         };
         let wrong = self.rows.iter().flat_map(Row::timings).filter_map(|timing| timing.wrong);
-        let wrong: Option<u64> = self.args.check.then(|| wrong.sum());
+        let wrong: Option<u64> = self.args.checks().then(|| wrong.sum());
         let mean = self.mean_busbw();
         let Args { operation, data_type, root, iterations, warmup, check, .. } = self.args;
         let report = Report {
@@ -207,15 +208,14 @@ impl Printer {
 
     fn print_header(&self, header: &Header) -> Result<(), Failure> {
         let args = &self.args;
+        let Args { operation, iterations, warmup, .. } = args;
         let launcher = header.launcher.as_deref().filter(|_| args.ranks.is_none());
         let started = launcher.map(|launcher| format!(", started by {launcher}")).unwrap_or_default();
+        let count = header.places.len();
+        let ranks = if count == 1 { "rank" } else { "ranks" };
+        let checked = if args.checks() { "every element checked" } else { "nothing checked" };
         say!(
-            "# {}: {} ranks{started}; {} iterations, {} before them, {}",
-            args.operation,
-            header.places.len(),
-            args.iterations,
-            args.warmup,
-            if args.check { "every element checked" } else { "nothing checked" }
+            "# {operation}: {count} {ranks}{started}; {iterations} iterations, {warmup} before them, {checked}"
         )?;
         for (rank, place) in header.places.iter().enumerate() {
             say!("#   rank {rank}: {place}")?;
@@ -226,44 +226,30 @@ impl Printer {
             say!("# forced: {}", forced.join(", "))?;
         }
         say!("#")?;
+        let line = |columns: [&str; 5], [time, algbw, busbw, wrong]: [&str; 4], last: &str| {
+            let [size, count, data_type, reduction, root] = columns;
+            let each = format!("{time:>9} {algbw:>8} {busbw:>8} {wrong:>8}");
+            say!("# {size:>11} {count:>11} {data_type:>7} {reduction:>9} {root:>4} {each} {each}  {last}")
+        };
         say!("# {:46} {:^36} {:^36}", "", "out-of-place", "in-place")?;
-        let each = format!("{:>9} {:>8} {:>8} {:>8}", "time", "algbw", "busbw", "#wrong");
-        let units = format!("{:>9} {:>8} {:>8} {:>8}", "(us)", "(GB/s)", "(GB/s)", "");
-        let explained = |text: &str| if args.explain { format!("  {text}") } else { String::new() };
-        say!(
-            "# {:>11} {:>11} {:>7} {:>9} {:>4} {each} {each}{}",
-            "size",
-            "count",
-            "type",
-            "redop",
-            "root",
-            explained("algorithm")
-        )?;
-        say!(
-            "# {:>11} {:>11} {:>7} {:>9} {:>4} {units} {}",
-            "(B)",
-            "(elements)",
-            "",
-            "",
-            "",
-            units.trim_end()
-        )
+        line(["size", "count", "type", "redop", "root"], ["time", "algbw", "busbw", "#wrong"], "algorithm")?;
+        line(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""], "")
     }
 
     fn print_row(&self, row: &Row) -> Result<(), Failure> {
-        let args = &self.args;
-        let reduction = if args.operation.reduces() { args.reduction.to_string() } else { "none".to_owned() };
-        let root = if args.operation.has_root() { args.root.to_string() } else { "-1".to_owned() };
-        let chosen = row.algorithm.as_deref().unwrap_or("by the communicator");
-        let explained = if args.explain { format!("  {chosen}") } else { String::new() };
+        let Args { operation, data_type, reduction, root, .. } = &self.args;
+        let reduction = if operation.reduces() { reduction.to_string() } else { "none".to_owned() };
+        let root = if operation.has_root() { root.to_string() } else { "-1".to_owned() };
         say!(
-            "  {:>11} {:>11} {:>7} {reduction:>9} {root:>4} {} {}{explained}",
+            "  {:>11} {:>11} {:>7} {reduction:>9} {root:>4} {} {}  {}",
             row.bytes,
             row.count,
-            args.data_type.to_string(),
+            data_type.to_string(),
             columns(row.out_of_place.as_ref()),
             columns(row.in_place.as_ref()),
-        )
+            row.algorithm,
+        )?;
+        row.explanation.iter().flat_map(|text| text.lines()).try_for_each(|line| say!("#   {line}"))
     }
 }
 
