@@ -1,5 +1,6 @@
 //! What the other ranks must know of a rank.
 
+use ferroce::driver::segment::Ticket;
 use ferroce::{Context, Gid, PathMtu};
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -28,6 +29,12 @@ pub struct Card {
     pub(crate) byte_order: [u8; 4],
     /// The largest that the rank's port has room for, in bytes.
     pub(crate) path_mtu: U32,
+    /// What ranks of its host open its board by; nonce 0 if it has none.
+    pub(crate) board_pid: U32,
+    pub(crate) board_fd: U32,
+    pub(crate) board_bytes: U32,
+    pub(crate) board_namespace: U64,
+    pub(crate) board_nonce: U64,
 }
 
 impl Card {
@@ -47,6 +54,17 @@ impl Card {
     /// From the bytes of one.
     pub fn from_bytes(bytes: &[u8; Card::LEN]) -> Card {
         zerocopy::transmute!(*bytes)
+    }
+
+    /// What ranks of its host open its board by.
+    pub(crate) fn board(&self) -> Ticket {
+        Ticket {
+            pid: self.board_pid.get(),
+            fd: self.board_fd.get(),
+            length: self.board_bytes.get().into(),
+            namespace: self.board_namespace.get(),
+            nonce: self.board_nonce.get(),
+        }
     }
 
     /// The address of the rank's port.

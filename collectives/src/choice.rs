@@ -102,6 +102,8 @@ pub(crate) struct Demand {
     pub(crate) chunk: usize,
     /// Partial results that travel would be rounded to the elements' type, which is a small one.
     pub(crate) is_small_float: bool,
+    /// Why it can't be done on memory that all ranks have mapped, if it can't.
+    pub(crate) unmapped: Option<&'static str>,
 }
 
 /// What each algorithm would cost, and which one is taken.
@@ -137,11 +139,14 @@ impl fmt::Display for Explanation {
 const SOURCES_MAX: usize = ferroce::driver::reduction::MAX_SPANS;
 
 /// Why an algorithm can't carry out an operation, if it can't.
-pub(crate) fn problem(algorithm: Algorithm, kind: Kind, ranks: usize, hosts: &Hosts) -> Option<&'static str> {
+pub(crate) fn problem(algorithm: Algorithm, demand: &Demand, hosts: &Hosts) -> Option<&'static str> {
+    let Demand { kind, ranks, .. } = *demand;
     let members = if algorithm == Algorithm::Hierarchical { hosts.each().unwrap_or(0) } else { ranks };
     let is_direct = matches!(algorithm, Algorithm::Direct | Algorithm::TwoStep | Algorithm::Hierarchical);
     if !algorithm.applies_to(kind) {
         Some("not for this operation")
+    } else if algorithm == Algorithm::Mapped {
+        demand.unmapped
     } else if ranks > 1 && algorithm == Algorithm::Hierarchical && hosts.problem().is_some() {
         hosts.problem()
     } else if kind.reduces() && is_direct && members > SOURCES_MAX {
@@ -165,6 +170,8 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
     let (all, sum) = (s * beta, s * gamma);
     let burst = |messages: f64| alpha + (messages - 1.0).max(0.0) * more;
     match (kind, algorithm) {
+        // Two looks at the others, and each element read and written by the processor.
+        (_, A::Mapped) => 0.5e-6 + 2.0 * sum,
         (Kind::AllReduce, A::Direct) => burst(others) + others * (all + sum),
         (Kind::AllReduce, A::TwoStep) => 2.0 * burst(others) + part * (2.0 * all + sum),
         (Kind::AllReduce, A::Ring) => 2.0 * others * alpha + part * (2.0 * all + sum),
@@ -213,13 +220,13 @@ pub(crate) fn choose(
     hosts: &Hosts,
     forced: Option<Algorithm>,
 ) -> (Algorithm, Why) {
-    let can = |algorithm: Algorithm| problem(algorithm, demand.kind, demand.ranks, hosts).is_none();
+    let can = |algorithm: Algorithm| problem(algorithm, demand, hosts).is_none();
     if let Some(forced) = forced.filter(|algorithm| can(*algorithm)) {
         return (forced, Why::Forced);
     }
     if demand.is_small_float && demand.kind.reduces() {
         // Only these add up all elements before they round.
-        let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
+        let rounds_once = [Algorithm::Direct, Algorithm::TwoStep, Algorithm::Mapped];
         let best =
             cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
         if let Some(best) = best {
@@ -258,7 +265,7 @@ pub(crate) fn explain(
 ) -> Explanation {
     let (algorithm, why) = choose(model, demand, hosts, forced);
     let costs = Algorithm::ALL.map(|algorithm| {
-        let cost = match problem(algorithm, demand.kind, demand.ranks, hosts) {
+        let cost = match problem(algorithm, demand, hosts) {
             Some(problem) => Err(problem),
             None => Ok(Duration::from_secs_f64(cost(model, demand, algorithm, hosts))),
         };
@@ -272,7 +279,7 @@ pub(crate) fn explain(
     if let Some(forced) = forced
         && why != Why::Forced
     {
-        let problem = problem(forced, demand.kind, demand.ranks, hosts).unwrap_or_default();
+        let problem = problem(forced, demand, hosts).unwrap_or_default();
         reason += &format!(" (an option forces {forced}: {problem})");
     }
     Explanation { operation, algorithm, reason, costs: costs.to_vec(), model: *model }
@@ -283,7 +290,7 @@ mod tests {
     use super::*;
 
     fn demand(kind: Kind, bytes: usize, ranks: usize) -> Demand {
-        Demand { kind, bytes, ranks, chunk: 1 << 18, is_small_float: false }
+        Demand { kind, bytes, ranks, chunk: 1 << 18, is_small_float: false, unmapped: Some("not here") }
     }
 
     fn hosts(ranks: usize, each: usize) -> Hosts {
@@ -320,13 +327,12 @@ mod tests {
         assert_eq!(choose(&model, &demand, &even, forced), (Algorithm::Hierarchical, Why::Forced));
         let uneven = Hosts::new(&[0, 0, 0, 1]);
         assert_eq!(
-            problem(Algorithm::Hierarchical, Kind::AllReduce, 4, &uneven),
+            problem(Algorithm::Hierarchical, &demand, &uneven),
             Some("hosts have different numbers of ranks")
         );
-        assert_eq!(
-            problem(Algorithm::Direct, Kind::AllReduce, 65, &hosts(65, 1)),
-            Some("too many ranks to reduce at once")
-        );
+        let many = Demand { ranks: 65, ..demand };
+        assert_eq!(problem(Algorithm::Direct, &many, &hosts(65, 1)), Some("too many ranks to reduce at once"));
+        assert_eq!(problem(Algorithm::Mapped, &demand, &even), Some("not here"));
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
-use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Poller, Sge};
-use tracing::{debug, warn};
+use ferroce::driver::segment::Ticket;
+use ferroce::{Access, Context, Idle, Memory, Mr, Nanos, Pd, Poller, Sge};
+use tracing::{debug, info, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use crate::card::{Card, gid_index};
@@ -15,10 +16,13 @@ use crate::compute::Computer;
 use crate::control::Control;
 use crate::error::Cause;
 use crate::group::{Group, Outcome, Process};
+use crate::mapped::{Host, Mapped};
 use crate::memory::{allocate, deregister, register};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
-use crate::{Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction};
+use crate::{
+    Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction, SharedMemory,
+};
 
 /// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
 /// back.
@@ -74,6 +78,11 @@ pub struct Collectives {
     device: Option<Arc<dyn Device>>,
     poller: Poller,
     buffers: Vec<Buffer>,
+    /// Memory that is shared with the processes of this host.
+    host: Host,
+    /// Turns with nothing to do, and what is done then.
+    empty: u32,
+    idle: Idle,
     groups: Slab<Group>,
     /// Communicators that have shrunk, with what was made of them: their ranks may still be asked who is left.
     shrunk: Vec<(Handle, Handle)>,
@@ -114,6 +123,9 @@ impl Collectives {
             device,
             poller,
             buffers,
+            host: Host::default(),
+            empty: 0,
+            idle: Idle::default(),
             groups,
             shrunk: Vec::new(),
             requests,
@@ -138,6 +150,9 @@ impl Collectives {
             _ => rendezvous(bootstrap, card)?,
         };
         let communicator = self.join_with(rank, &cards, options)?;
+        if communicator.size > 1 && options.shared_memory != SharedMemory::Off {
+            self.agree_on_memory(communicator, options)?;
+        }
         if options.model.is_none() && communicator.size > 1 {
             let _ = self.measure(communicator)?;
         }
@@ -156,7 +171,7 @@ impl Collectives {
         let others = communicator.size.saturating_sub(1).max(1) as usize;
         // Whole elements, also in halves.
         let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
-        let room = self.allocate(long * (others + 1))?;
+        let room = self.allocate_private(long * (others + 1))?;
         let own = room.at((long * communicator.rank as usize) as u64);
         let near = room.at((SHORT * communicator.rank as usize) as u64);
         let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
@@ -249,6 +264,7 @@ impl Collectives {
         let (index, path_mtu) = gid_index(&self.context, options)?;
         let [high, low] = [(); 2].map(|()| u64::from(self.context.random_psn().value()));
         let host = options.host.unwrap_or_else(this_host);
+        let board = self.board(options)?;
         Ok(Card {
             gid: self.context.port().gids[index].gid.0,
             qpn: U32::new(self.control.qpn.value()),
@@ -260,7 +276,69 @@ impl Collectives {
             algorithm: U32::new(options.algorithm.map_or(0, |algorithm| algorithm as u32)),
             byte_order: Card::BYTE_ORDER,
             path_mtu: U32::new(path_mtu.bytes()),
+            board_pid: U32::new(board.pid),
+            board_fd: U32::new(board.fd),
+            board_bytes: U32::new(board.length as u32),
+            board_namespace: U64::new(board.namespace),
+            board_nonce: U64::new(board.nonce),
         })
+    }
+
+    /// What ranks of this host open this process's board by; nothing if there is none.
+    fn board(&mut self, options: &Options) -> Result<Ticket, Error> {
+        if options.shared_memory == SharedMemory::Off || self.device.is_some() {
+            return Ok(Ticket::default());
+        }
+        match self.host.board(&mut self.context, self.pd) {
+            Err(error) if options.shared_memory == SharedMemory::Auto => {
+                warn!("no memory is shared with ranks of this host: {error}");
+                Ok(Ticket::default())
+            }
+            board => board,
+        }
+    }
+
+    /// The ranks find out whether all of them are on this host and have mapped each other's memory.
+    fn agree_on_memory(&mut self, communicator: Communicator, options: &Options) -> Result<(), Error> {
+        let group = self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let id = group.id;
+        let mapped = match group.boards() {
+            Err(problem) => Err(Error::Shared { reason: problem.to_owned() }),
+            Ok(boards) => {
+                let Collectives { host, context, pd, .. } = self;
+                let opened = boards.iter().try_for_each(|board| host.open(context, *pd, board));
+                let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                opened.and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
+            }
+        };
+        let room = self.allocate_private(1)?;
+        self.write(room, 0, &[u8::from(mapped.is_ok())])?;
+        let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
+        self.run_by(communicator, &all, Algorithm::Direct)?;
+        let mut all = [0];
+        self.read(room, 0, &mut all)?;
+        self.deregister(room)?;
+        let mapped = match (mapped, all) {
+            (Ok(mapped), [1]) => Ok(mapped),
+            (Ok(mapped), _) => {
+                let Collectives { host, context, poller, .. } = self;
+                mapped.free(host, context, || poller.now())?;
+                Err(Error::Shared { reason: "another rank can't map what the others share".to_owned() })
+            }
+            (Err(error), _) => Err(error),
+        };
+        if let (Err(error), SharedMemory::Required) = (&mapped, options.shared_memory) {
+            let reason = error.to_string();
+            self.leave(communicator)?;
+            return Err(Error::Shared { reason });
+        }
+        if let Err(error) = &mapped {
+            info!(rank = communicator.rank, "{error}");
+        }
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.set_mapped(mapped.map_err(|_| "the ranks do not all share memory (see the log)"));
+        }
+        Ok(())
     }
 
     /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
@@ -290,7 +368,7 @@ impl Collectives {
                 return Err(Error::invalid("card", format!("that of rank {peer}"), difference));
             }
         }
-        self.poller = Poller::idling(options.idle);
+        self.idle = options.idle;
         let port = gid_index(&self.context, options)?;
         let now = self.now();
         let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options, port)?;
@@ -309,11 +387,35 @@ impl Collectives {
         Ok(buffer)
     }
 
-    /// Allocates `bytes` zeros and registers them: memory of the host, or of the device that reduces.
+    /// Allocates `bytes` zeros and registers them: memory that the ranks of this host reach without packets, or that of the device
+    /// that reduces. It has no slices: use [`read`](Collectives::read) and [`write`](Collectives::write), or
+    /// [`allocate_private`](Collectives::allocate_private), which costs ranks of one host a copy more.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
     pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        if self.device.is_some() {
+            return self.allocate_private(bytes);
+        }
+        match Host::allocate(bytes) {
+            Ok((segment, memory)) => {
+                let buffer = self.register(memory)?;
+                self.host.keep(buffer.mr, segment);
+                Ok(buffer)
+            }
+            // Such as a limit on the size of files.
+            Err(error) => {
+                warn!("{bytes} bytes of this process's own: {error}");
+                self.allocate_private(bytes)
+            }
+        }
+    }
+
+    /// As [`allocate`](Collectives::allocate), memory of this process alone, which has slices ([`bytes`](Collectives::bytes)).
+    ///
+    /// # Errors
+    /// As [`allocate`](Collectives::allocate).
+    pub fn allocate_private(&mut self, bytes: usize) -> Result<Buffer, Error> {
         let memory = allocate(self.device.as_deref(), bytes)?;
         self.register(memory)
     }
@@ -325,6 +427,7 @@ impl Collectives {
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
         let Collectives { context, poller, .. } = self;
         let memory = deregister(context, || poller.now(), buffer.mr)?;
+        self.host.forget(buffer.mr);
         self.buffers.retain(|other| *other != buffer);
         Ok(memory)
     }
@@ -526,16 +629,20 @@ impl Collectives {
 
     /// One turn, and a rest if there was nothing to do.
     fn turn(&mut self) -> Result<(), Error> {
-        if self.next_look() == Nanos::ZERO {
-            // An operation goes on without anything from outside.
-            let now = self.now();
-            self.context.poll(now)?;
-        } else {
-            self.poller.poll(&mut self.context)?;
-        }
+        /// Things other than frames are looked after so often.
+        const LONGEST: Duration = Duration::from_millis(2);
         let now = self.now();
-        if self.progress(now)? {
-            self.context.poll(now)?;
+        if self.poll(now)? || self.next_look() == Nanos::ZERO {
+            self.empty = 0;
+            return Ok(());
+        }
+        self.empty = self.empty.saturating_add(1);
+        match self.idle {
+            Idle::Spin => std::hint::spin_loop(),
+            Idle::Adaptive { spins, .. } if self.empty <= spins => std::hint::spin_loop(),
+            Idle::Yield => std::thread::yield_now(),
+            Idle::Adaptive { spins, yields } if self.empty <= spins.saturating_add(yields) => std::thread::yield_now(),
+            _ => self.rest(LONGEST)?,
         }
         Ok(())
     }
@@ -551,9 +658,18 @@ impl Collectives {
     /// [`Error::Verbs`] when the port is gone.
     pub fn rest(&mut self, timeout: Duration) -> Result<(), Error> {
         let now = self.now();
-        let quiet = self.context.quiet_for(now).unwrap_or(timeout);
-        let until_look = self.next_look().since(now);
-        Ok(self.context.wait(timeout.min(quiet).min(until_look))?)
+        // Whoever shows something from now on sends a packet too.
+        self.host.sleep();
+        let waited = match self.progress(now)? {
+            true => Ok(()),
+            false => {
+                let quiet = self.context.quiet_for(now).unwrap_or(timeout);
+                let until_look = self.next_look().since(now);
+                self.context.wait(timeout.min(quiet).min(until_look))
+            }
+        };
+        self.host.rise();
+        Ok(waited?)
     }
 
     /// Polls until the others know which communicators have failed, for half a second at most.
@@ -615,8 +731,17 @@ impl Collectives {
         let Some((rank, cards)) = group.cards_of(ranks) else { return Ok(None) };
         let port = gid_index(&self.context, &options)?;
         let now = self.now();
+        let boards = self.groups.get(communicator.handle).map(|group| group.mapped_boards(ranks));
         let mut group = Group::new(&mut self.process(now).0, rank, cards, &options, port)?;
         group.set_model(model);
+        match boards {
+            Some(Ok(boards)) => {
+                let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                group.set_mapped(Ok(Mapped::new(&self.host, group.id, rank as usize, boards).ok_or_else(full)?));
+            }
+            Some(Err(problem)) => group.set_mapped(Err(problem)),
+            None => {}
+        }
         let size = ranks.len() as u32;
         Ok(Some(Communicator { handle: self.groups.insert(group), rank, size }))
     }
@@ -633,7 +758,7 @@ impl Collectives {
         key: i32,
     ) -> Result<Option<Communicator>, Error> {
         const EACH: usize = 12;
-        let room = self.allocate(EACH * communicator.size as usize)?;
+        let room = self.allocate_private(EACH * communicator.size as usize)?;
         let own = (EACH * communicator.rank as usize) as u64;
         let words = [u32::from(color.is_some()), color.unwrap_or(0), key as u32];
         self.write(room, own, &words.map(u32::to_ne_bytes).concat())?;
@@ -679,9 +804,9 @@ impl Collectives {
         };
         let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
         let child = self.child(communicator, &ranks)?;
-        let Collectives { context, poller, groups, shrunk, .. } = self;
+        let Collectives { host, context, poller, groups, shrunk, .. } = self;
         if let Some(group) = groups.get_mut(communicator.handle) {
-            group.disconnect(context, || poller.now())?;
+            group.disconnect(host, context, || poller.now())?;
         }
         match child {
             Some(child) => {
@@ -714,8 +839,8 @@ impl Collectives {
             let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
             handles.extend(parents);
             if let Some(group) = self.groups.remove(handle) {
-                let Collectives { context, poller, .. } = self;
-                group.destroy(context, || poller.now())?;
+                let Collectives { host, context, poller, .. } = self;
+                group.destroy(host, context, || poller.now())?;
             }
         }
         left
@@ -726,7 +851,8 @@ impl Collectives {
         if let Some(group) = self.groups.get_mut(communicator.handle) {
             group.begin_to_leave();
         }
-        self.run(communicator, &Operation::barrier())?;
+        // By packets: what a rank shows is gone when it has left.
+        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
         while let Some(group) = self.groups.get_mut(communicator.handle) {
             if group.has_left() {
                 group.acknowledge(&mut self.context)?;
@@ -759,10 +885,11 @@ impl Collectives {
                 first = first.and(Err(error));
             }
         }
-        let Collectives { mut context, mut poller, control, buffers, pd, .. } = self;
+        let Collectives { mut context, mut poller, control, buffers, pd, host, .. } = self;
         for buffer in buffers {
             deregister(&mut context, || poller.now(), buffer.mr)?;
         }
+        host.free(&mut context, || poller.now())?;
         control.destroy(&mut context, || poller.now())?;
         context.dealloc_pd(pd)?;
         first.map(|()| context)
@@ -774,8 +901,8 @@ impl Collectives {
     }
 
     fn process(&mut self, now: Nanos) -> (Process<'_>, &mut Slab<Group>) {
-        let Collectives { context, control, computer, pd, device, groups, .. } = self;
-        (Process { context, control, computer, pd: *pd, device: device.as_deref(), now }, groups)
+        let Collectives { context, control, computer, host, pd, device, groups, .. } = self;
+        (Process { context, control, computer, host, pd: *pd, device: device.as_deref(), now }, groups)
     }
 }
 

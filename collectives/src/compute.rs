@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 use ferroce::driver::reduction::{DataType, MAX_SPANS, Reduction, scale};
 use ferroce::driver::{Span, SpanMut};
-use ferroce::{Context, Sge};
+use ferroce::{Context, Mr, Sge};
 
 use crate::Error;
 
@@ -19,6 +19,8 @@ pub(crate) struct Computer {
 
 /// Bytes of a block: whole elements, that stay in the first cache.
 const BLOCK: usize = 4096;
+/// Bytes of one copy.
+const LONGEST: usize = 1 << 30;
 
 impl Computer {
     /// Copies bytes.
@@ -30,6 +32,22 @@ impl Computer {
             let (result, source) = blocks.split_at_mut(BLOCK);
             result[..bytes].copy_from_slice(&source[..bytes]);
         })
+    }
+
+    /// Copies bytes, as many as there are.
+    pub(crate) fn copy_all(
+        &mut self,
+        context: &mut Context,
+        to: (Mr, u64),
+        from: (Mr, u64),
+        bytes: usize,
+    ) -> Result<(), Error> {
+        for start in (0..bytes).step_by(LONGEST) {
+            let length = (bytes - start).min(LONGEST) as u32;
+            let [to, from] = [to, from].map(|(mr, offset)| Sge { mr, offset: offset + start as u64, length });
+            self.copy(context, to, from)?;
+        }
+        Ok(())
     }
 
     /// Multiplies elements by a factor.
@@ -58,9 +76,21 @@ impl Computer {
         target: Sge,
         sources: &[Sge],
     ) -> Result<(), Error> {
-        if let Some(done) = by_cpu(context.reduce(reduction, &[target], sources)) {
+        self.reduce_to(context, reduction, &[target], sources)
+    }
+
+    /// As [`reduce`](Computer::reduce), to several targets, of which one alone may be out of the CPU's reach.
+    pub(crate) fn reduce_to(
+        &mut self,
+        context: &mut Context,
+        reduction: Reduction,
+        targets: &[Sge],
+        sources: &[Sge],
+    ) -> Result<(), Error> {
+        if let Some(done) = by_cpu(context.reduce(reduction, targets, sources)) {
             return done;
         }
+        let target = targets[0];
         self.by_blocks(context, target, sources, |blocks, bytes| {
             let (result, sources) = blocks.split_at_mut(BLOCK);
             let sources: ArrayVec<Span<'_>, MAX_SPANS> =

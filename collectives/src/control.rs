@@ -33,6 +33,8 @@ pub(crate) enum Message {
     Abort { origin: u32, lost: Option<u32>, reason: String },
     /// The sender knows that.
     Aborted,
+    /// The receiver sleeps, and the sender has shown something in the memory that both have mapped.
+    Wake,
     /// Who is gone: the sender's opinion, the decision, or that the sender knows it.
     Shrink(Word),
 }
@@ -103,6 +105,7 @@ const ABORTED: u8 = 5;
 const VOTE: u8 = 6;
 const DECISION: u8 = 7;
 const KNOWN: u8 = 8;
+const WAKE: u8 = 9;
 const HAS_HEARD: u8 = 1;
 const IS_OPEN: u8 = 2;
 const NOBODY: u32 = u32::MAX;
@@ -254,6 +257,10 @@ impl Envelope {
                 frame.kind = ABORTED;
                 Vec::new()
             }
+            Message::Wake => {
+                frame.kind = WAKE;
+                Vec::new()
+            }
             Message::Shrink(Word::Vote(ranks)) => {
                 frame.kind = VOTE;
                 ranks.as_bytes().to_vec()
@@ -302,6 +309,7 @@ impl Envelope {
                 Message::Abort { origin: first, lost: Some(second).filter(|rank| *rank != NOBODY), reason }
             }
             ABORTED => Message::Aborted,
+            WAKE => Message::Wake,
             VOTE => Message::Shrink(Word::Vote(Ranks::from_bytes(body))),
             DECISION => Message::Shrink(Word::Decision(Ranks::from_bytes(body))),
             KNOWN => Message::Shrink(Word::Known),
@@ -351,6 +359,7 @@ mod tests {
             Message::Abort { origin: 3, lost: None, reason: "why".to_owned() },
             Message::Abort { origin: 3, lost: Some(0), reason: String::new() },
             Message::Aborted,
+            Message::Wake,
             Message::Shrink(Word::Vote(Ranks::from_bytes(&[1, 4]))),
             Message::Shrink(Word::Decision(Ranks::from_bytes(&[0]))),
             Message::Shrink(Word::Known),

@@ -99,6 +99,12 @@ pub enum Error {
         /// Why.
         cause: Cause,
     },
+    /// Memory could not be shared with the processes of this host.
+    #[error("memory shared with the ranks of this host: {reason}")]
+    Shared {
+        /// Why.
+        reason: String,
+    },
     /// The runner's thread has ended.
     #[error("the runner has ended")]
     Ended,

@@ -133,6 +133,17 @@ impl Execution {
         execution
     }
 
+    /// An operation that has no steps: it is carried out elsewhere, and [`sent`](Execution::sent) says of step 0 when it is done.
+    pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What, now: Nanos) -> Execution {
+        let (schedule, done) = (Schedule::default(), vec![false]);
+        Execution { id, call, schedule, places, arithmetic, done, left: 1, lanes: Vec::new(), moved: now }
+    }
+
+    /// Whether it has steps of its own.
+    pub(crate) fn has_steps(&self) -> bool {
+        !self.schedule.steps.is_empty()
+    }
+
     /// Puts a step into the lanes that it is in.
     fn enlist(&mut self, step: usize) {
         let Execution { schedule, lanes, .. } = self;

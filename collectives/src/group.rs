@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ferroce::driver::gpu::Device;
 use ferroce::driver::reduction::DataType;
+use ferroce::driver::segment::Ticket;
 use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn};
 use tracing::{debug, info, warn};
 
@@ -17,6 +18,7 @@ use crate::compute::Computer;
 use crate::control::{BODY, Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
+use crate::mapped::{Bench, Host, Job, Mapped};
 use crate::memory::{allocate, deregister, register, when_free};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
@@ -49,6 +51,7 @@ pub(crate) struct Process<'a> {
     pub(crate) context: &'a mut Context,
     pub(crate) control: &'a mut Control,
     pub(crate) computer: &'a mut Computer,
+    pub(crate) host: &'a mut Host,
     pub(crate) pd: Pd,
     pub(crate) device: Option<&'a dyn Device>,
     pub(crate) now: Nanos,
@@ -69,6 +72,9 @@ pub(crate) struct Group {
     gid_index: usize,
     path_mtu: PathMtu,
     hosts: Hosts,
+    /// Operations on memory that all ranks have mapped, or why there are none.
+    mapped: Result<Mapped, &'static str>,
+    wake: Vec<u32>,
     model: Model,
     limits: Limits,
     cq: Cq,
@@ -140,6 +146,8 @@ impl Group {
             gid_index,
             path_mtu,
             hosts,
+            mapped: Err("the ranks have not agreed on shared memory"),
+            wake: Vec::new(),
             model: options.model.unwrap_or_default(),
             limits,
             cq,
@@ -188,6 +196,13 @@ impl Group {
             bytes: length * operation.data_type.size(),
             ranks: self.cards.len(),
             chunk: self.options.chunk_bytes as usize,
+            unmapped: match &self.mapped {
+                Err(problem) => Some(problem),
+                Ok(_) if operation.kind == Kind::AllToAll && operation.sent.is_some() => {
+                    Some("each rank knows its own counts alone")
+                }
+                Ok(_) => None,
+            },
             is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
         }
     }
@@ -248,14 +263,10 @@ impl Group {
         let demand = self.demand(operation, lengths);
         let forced = forced.or(self.options.algorithm);
         let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced);
-        let ends = |counts: &Option<Vec<usize>>| {
-            let sum = |end: &mut usize, count: &usize| {
-                *end += count;
-                Some(*end)
-            };
-            counts.as_ref().map(|counts| counts.iter().scan(0, sum).collect::<Vec<usize>>())
-        };
-        let (sent, received) = (ends(&operation.sent), ends(&operation.received));
+        if algorithm == Algorithm::Mapped {
+            return Ok(self.start_mapped(process, operation, lengths));
+        }
+        let [sent, received] = [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
         let task = Task {
             kind: operation.kind,
             count: operation.count,
@@ -292,6 +303,81 @@ impl Group {
         self.is_dirty = true;
         self.next_look = Nanos::ZERO;
         Ok(id)
+    }
+
+    /// Begins an operation on memory that all ranks have mapped.
+    fn start_mapped(&mut self, process: &Process<'_>, operation: &Operation, lengths: (usize, usize)) -> u64 {
+        let id = self.first + self.executions.len() as u64;
+        let call = self.call(operation, Algorithm::Mapped);
+        let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
+        let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
+        let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
+        self.executions.push_back(Some(Execution::elsewhere(id, call, places, what, process.now)));
+        let counts = operation.sent.as_ref().or(operation.received.as_ref());
+        let ends = counts.map(|counts| ends(counts));
+        let (root, count) = (operation.root as usize, operation.count);
+        if let Ok(mapped) = &mut self.mapped {
+            mapped.start(Job { id, call, places, what, root, lengths, count, ends });
+        }
+        id
+    }
+
+    /// Goes on with operations on mapped memory.
+    fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
+        let Group { mapped: Ok(mapped), executions, first, wake, .. } = self else { return Ok(false) };
+        if mapped.is_idle() {
+            return Ok(false);
+        }
+        let mut bench = Bench {
+            context: process.context,
+            pd: process.pd,
+            host: process.host,
+            computer: process.computer,
+            wake,
+            budget: BUDGET,
+        };
+        let mut has_ended = false;
+        let moved = mapped.advance(&mut bench, |id| {
+            if let Some(Some(execution)) = executions.get_mut((id - *first) as usize) {
+                execution.sent(0);
+                has_ended = true;
+            }
+        })?;
+        if moved {
+            let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
+            elsewhere.for_each(|execution| execution.moved = process.now);
+        }
+        for peer in std::mem::take(wake) {
+            self.tell(process, peer, Message::Wake)?;
+        }
+        if has_ended {
+            self.retire();
+        }
+        Ok(moved)
+    }
+
+    /// The boards of the ranks, if all of them are on this host and have one; else why not.
+    pub(crate) fn boards(&self) -> Result<Vec<Ticket>, &'static str> {
+        let boards: Vec<Ticket> = self.cards.iter().map(Card::board).collect();
+        match self.hosts.count() {
+            1 if boards.iter().all(|board| board.nonce != 0) => Ok(boards),
+            1 => Err("a rank has no memory to share"),
+            _ => Err("the ranks are on several hosts"),
+        }
+    }
+
+    /// Operations on mapped memory from now on, or why not.
+    pub(crate) fn set_mapped(&mut self, mapped: Result<Mapped, &'static str>) {
+        match &mapped {
+            Ok(_) => info!(rank = self.rank, "communicator {:016x}: the ranks share memory", self.id),
+            Err(problem) => info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id),
+        }
+        self.mapped = mapped;
+    }
+
+    /// The boards of some ranks, if this communicator's ranks share memory.
+    pub(crate) fn mapped_boards(&self, ranks: &[u32]) -> Result<Vec<Ticket>, &'static str> {
+        self.mapped.as_ref().map(|mapped| mapped.boards(ranks)).map_err(|problem| *problem)
     }
 
     /// What both ends of a channel must have in common of an operation.
@@ -459,6 +545,7 @@ impl Group {
                 self.peers[from as usize].knows_abort = true;
                 Ok(())
             }
+            Message::Wake => Ok(()),
             Message::Shrink(word) => match &mut self.shrink {
                 Some(shrink) => match shrink.hear(from, word, process.now) {
                     Some(answer) => self.tell(process, from, Message::Shrink(answer)),
@@ -512,6 +599,9 @@ impl Group {
         }
         warn!(rank = self.rank, "communicator {:016x} has failed: {cause}", self.id);
         self.failed = Some(cause);
+        if let Ok(mapped) = &mut self.mapped {
+            mapped.drop_all();
+        }
         self.telling = Some((process.now + TELL, process.now));
         self.next_look = Nanos::ZERO;
     }
@@ -538,9 +628,10 @@ impl Group {
     pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
         self.take_completions(process)?;
         let mut moved = false;
-        if self.is_dirty && self.failed.is_none() {
-            self.is_dirty = false;
-            moved = match self.advance(process) {
+        if self.failed.is_none() {
+            let mapped = self.advance_mapped(process);
+            let scheduled = if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
+            moved = match mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled)) {
                 Ok(moved) => moved,
                 Err(Trouble::Cause(cause)) => {
                     self.fail(process, cause);
@@ -561,7 +652,8 @@ impl Group {
     /// When it wants to be polled though nothing comes.
     pub(crate) fn next_look(&self) -> Nanos {
         let is_waiting = !self.executions.is_empty() || self.telling.is_some() || self.shrink.is_some();
-        match (self.is_dirty && self.failed.is_none(), is_waiting) {
+        let is_working = self.mapped.as_ref().is_ok_and(Mapped::is_working);
+        match ((self.is_dirty || is_working) && self.failed.is_none(), is_waiting) {
             (true, _) => Nanos::ZERO,
             (false, true) => self.next_look,
             (false, false) => Nanos::NEVER,
@@ -767,7 +859,10 @@ impl Group {
             self.executions.iter().flatten().find(|execution| now.since(execution.moved) >= interval);
         let Some(execution) = waiting else { return Ok(()) };
         let waited = now.since(execution.moved);
-        let mut peers: Vec<u32> = execution.waits_for().collect();
+        let mut peers: Vec<u32> = match &self.mapped {
+            Ok(mapped) if !execution.has_steps() => mapped.waits_for(),
+            _ => execution.waits_for().collect(),
+        };
         peers.sort_unstable();
         peers.dedup();
         let call = execution.call;
@@ -885,9 +980,14 @@ impl Group {
     /// Frees what operations need. Control messages go on.
     pub(crate) fn disconnect(
         &mut self,
+        host: &mut Host,
         context: &mut Context,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), Error> {
+        let gone = Err("the communicator is of no use any more");
+        if let Ok(mapped) = std::mem::replace(&mut self.mapped, gone) {
+            mapped.free(host, context, &mut now)?;
+        }
         for peer in &mut self.peers {
             if let Some(channel) = peer.channel.take() {
                 channel.destroy(context, &mut now)?;
@@ -905,10 +1005,11 @@ impl Group {
     /// Frees everything.
     pub(crate) fn destroy(
         mut self,
+        host: &mut Host,
         context: &mut Context,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), Error> {
-        self.disconnect(context, &mut now)?;
+        self.disconnect(host, context, &mut now)?;
         for peer in self.peers {
             if let Some(ah) = peer.ah {
                 when_free(context, &mut now, |context| context.destroy_ah(ah))?;
@@ -925,4 +1026,13 @@ const GRANTS: usize = 64;
 /// FNV-1a.
 fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Where blocks of so many elements end.
+fn ends(counts: &[usize]) -> Vec<usize> {
+    let sum = |end: &mut usize, count: &usize| {
+        *end += count;
+        Some(*end)
+    };
+    counts.iter().scan(0, sum).collect()
 }

@@ -113,6 +113,7 @@ mod control;
 mod error;
 mod execution;
 mod group;
+mod mapped;
 mod memory;
 mod operation;
 mod options;
@@ -130,7 +131,7 @@ pub use error::{Cause, Error};
 pub use ferroce;
 pub use ferroce::driver::reduction::{DataType, ReduceOp};
 pub use operation::{At, Kind, Operation, Reduction};
-pub use options::Options;
+pub use options::{Options, SharedMemory};
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
 pub use runner::{Pending, Runner, RunnerHandle};

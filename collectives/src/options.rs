@@ -6,6 +6,20 @@ use crate::Error;
 use crate::choice::Model;
 use crate::schedule::Algorithm;
 
+/// Whether ranks of one host work on memory that all of them have mapped, in place of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SharedMemory {
+    /// Where all ranks are processes of one user on one host, and see each other's `/proc`. Why they do not, where that is so, is
+    /// logged.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// Always: to join is an error where it can't be.
+    Required,
+}
+
 /// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes` and `algorithm`, which is checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
@@ -32,6 +46,8 @@ pub struct Options {
     /// What only ranks of this host have too; `None` takes what the kernel has drawn at its start. For ranks of a simulated
     /// fabric.
     pub host: Option<u128>,
+    /// Whether ranks of one host work on memory that all of them have mapped.
+    pub shared_memory: SharedMemory,
     /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ.
     ///
     /// A peer answers while it polls, and where ranks outnumber cores its thread may be off the
@@ -64,6 +80,7 @@ impl Default for Options {
             algorithm: None,
             model: None,
             host: None,
+            shared_memory: SharedMemory::default(),
             ack_timeout: Duration::from_millis(500),
             retry_count: 7,
             idle: Idle::default(),
@@ -112,6 +129,11 @@ impl Options {
     /// What only ranks of this host have too; by default what the kernel has drawn at its start.
     pub fn host(self, host: impl Into<Option<u128>>) -> Self {
         Options { host: host.into(), ..self }
+    }
+
+    /// Whether ranks of one host work on memory that all of them have mapped; where they can, by default.
+    pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
+        Options { shared_memory, ..self }
     }
 
     /// ACK timeout, 8.192 µs to 8796 s; 0.5 s by default.

@@ -71,6 +71,7 @@ mod readiness;
 pub mod reduction;
 pub mod rnic;
 mod sealed;
+pub mod segment;
 pub mod shared;
 pub mod shm;
 pub mod sim;

@@ -158,6 +158,14 @@ impl SealedMemory {
         }
     }
 
+    /// The first of `count` bytes.
+    ///
+    /// # Panics
+    /// If they are not inside the memory.
+    pub(crate) fn start(&self, offset: usize, count: usize) -> NonNull<u8> {
+        self.bytes(offset, count)
+    }
+
     #[inline]
     fn bytes(&self, offset: usize, count: usize) -> NonNull<u8> {
         let fits = offset.checked_add(count).is_some_and(|end| end <= self.length);
@@ -197,6 +205,19 @@ pub(crate) enum SealedError {
     Length { length: u64, lengths: RangeInclusive<usize> },
     /// What the kernel says.
     Os { what: &'static str, source: io::Error },
+}
+
+impl std::fmt::Display for SealedError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SealedError::Unsealed { found } => write!(f, "memory whose size may change (seals: {found})"),
+            SealedError::NotTmpfs { kind } => write!(f, "memory of the file system {kind:#x}, where tmpfs was due"),
+            SealedError::Length { length, lengths } => {
+                write!(f, "memory of {length} bytes, where {} to {} were due", lengths.start(), lengths.end())
+            }
+            SealedError::Os { what, source } => write!(f, "{what}: {source}"),
+        }
+    }
 }
 
 /// What `map_err` takes.

@@ -26,22 +26,28 @@ pub enum Algorithm {
     Tree = 5,
     /// Inside each host, then between hosts.
     Hierarchical = 6,
+    /// On memory that all ranks have mapped, for ranks of one host: without packets.
+    Mapped = 7,
 }
 
 impl Algorithm {
     /// All of them.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::Direct,
         Algorithm::TwoStep,
         Algorithm::Ring,
         Algorithm::Halving,
         Algorithm::Tree,
         Algorithm::Hierarchical,
+        Algorithm::Mapped,
     ];
 
-    /// Whether there is a schedule of it for such operations.
+    /// Whether it can carry out such operations.
     pub fn applies_to(self, kind: Kind) -> bool {
         use Algorithm as A;
+        if self == A::Mapped {
+            return !kind.is_of_two();
+        }
         match kind {
             Kind::AllReduce => true,
             Kind::ReduceScatter => matches!(self, A::Direct | A::Ring | A::Halving),
@@ -64,6 +70,7 @@ impl fmt::Display for Algorithm {
             Algorithm::Halving => "halving",
             Algorithm::Tree => "tree",
             Algorithm::Hierarchical => "hierarchical",
+            Algorithm::Mapped => "mapped",
         })
     }
 }
@@ -116,7 +123,7 @@ pub(crate) struct Seat<'a> {
     pub(crate) hosts: &'a Hosts,
 }
 
-/// Writes this rank's part into `schedule`. The algorithm [applies](Algorithm::applies_to).
+/// Writes this rank's part into `schedule`. The algorithm [applies](Algorithm::applies_to), and has a schedule.
 pub(crate) fn plan(
     task: &Task<'_>,
     algorithm: Algorithm,
@@ -146,7 +153,7 @@ pub(crate) fn plan(
         (Kind::AllReduce, Algorithm::Ring) => ring::all_reduce(b, team, source, 0, count, finish),
         (Kind::AllReduce, Algorithm::Halving) => halving::all_reduce(b, team, source, 0, count, finish),
         (Kind::AllReduce, Algorithm::Tree) => tree::all_reduce(b, team, source, count, finish),
-        (Kind::AllReduce, Algorithm::Hierarchical) => {
+        (Kind::AllReduce, Algorithm::Hierarchical | Algorithm::Mapped) => {
             hierarchical::all_reduce(b, hosts, rank, source, count, finish);
         }
         (Kind::ReduceScatter, Algorithm::Ring) => ring::reduce_scatter(b, team, source, sent, finish),

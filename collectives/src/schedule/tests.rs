@@ -247,7 +247,7 @@ impl Case {
                 Kind::ReduceScatter | Kind::AllGather | Kind::AllToAll | Kind::Gather | Kind::Scatter
             );
         let reduces = self.kind.reduces() || !(self.is_average || self.is_scaled);
-        self.algorithm.applies_to(self.kind) && hierarchical && in_place && differ && reduces
+        self.algorithm != Algorithm::Mapped && self.algorithm.applies_to(self.kind) && hierarchical && in_place && differ && reduces
     }
 }
 

@@ -131,8 +131,9 @@ mod tests {
     #[test]
     fn parts_of_one_memory_and_of_another() {
         let mut store = [Memory::copy_of(&[1, 2, 3, 4]).unwrap(), Memory::copy_of(&[10, 20]).unwrap()];
-        let find =
-            |store: &mut [Memory; 2], name: usize| store.get_mut(name).ok_or("no such memory".to_owned());
+        fn find(store: &mut [Memory; 2], name: usize) -> Result<&mut Memory, String> {
+            store.get_mut(name).ok_or_else(|| "no such memory".to_owned())
+        }
         let refused = |_, error: MemoryError| error.to_string();
         let part = |memory, offset| Part { memory, offset, len: 2 };
         let sum = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));

@@ -1,0 +1,227 @@
+//! Memory that processes of one user on one host share without a packet: a sealed file without a name, which another process
+//! opens by what its maker has told it.
+//!
+//! The maker's `/proc/PID/fd` leads there: the kernel lets processes of the same user that could trace each other open it, and
+//! nobody else. Both must see the same `/proc` (one PID namespace). What it was told a process checks: the seals, the length, and
+//! a number that the maker has drawn, so that no file of a later process is taken for it.
+//!
+//! ```
+//! use ferroce_driver::segment::Segment;
+//!
+//! let mut own = Segment::create(4096)?;
+//! let there = Segment::open(&own.ticket())?; // elsewhere
+//! there.word(0).store(7, std::sync::atomic::Ordering::Release);
+//! assert_eq!(own.memory().load_u64(0)?, 7);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::fs::read_link;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{Mode, OFlags, open};
+
+use crate::Memory;
+use crate::sealed::{SealedError, SealedMemory};
+
+/// What another process opens a segment by. It is of use on this host alone, and as long as the maker has the segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "plain numbers, that travel")]
+pub struct Ticket {
+    /// The maker's process id.
+    pub pid: u32,
+    /// Its descriptor.
+    pub fd: u32,
+    /// The PID namespace that the id counts in.
+    pub namespace: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What the maker has drawn.
+    pub nonce: u64,
+}
+
+/// Why a segment could not be made or opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SegmentError {
+    /// Making or mapping it failed, or it is not what was told.
+    #[error("{0}")]
+    Memory(String),
+    /// The maker counts processes otherwise.
+    #[error("the other process is in another PID namespace")]
+    Namespace,
+    /// The kernel does not let this process open it.
+    #[error("/proc/{pid}/fd/{fd}: {source} (the process must be of this user, and allow to be traced)")]
+    Open {
+        /// The maker's process id.
+        pid: u32,
+        /// Its descriptor.
+        fd: u32,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// The process has ended, and another one has its number.
+    #[error("the file of process {pid} is not the one that was told")]
+    Stranger {
+        /// The process id.
+        pid: u32,
+    },
+}
+
+impl From<SealedError> for SegmentError {
+    fn from(error: SealedError) -> SegmentError {
+        SegmentError::Memory(error.to_string())
+    }
+}
+
+/// Memory that processes share. Its words are reached by atomics, the rest by copies: anybody who has it may write it at any
+/// time.
+#[derive(Debug)]
+pub struct Segment {
+    memory: Arc<SealedMemory>,
+    /// The maker's.
+    file: Option<OwnedFd>,
+    ticket: Ticket,
+}
+
+/// What is in front of the bytes: the nonce, alone in a page.
+const HEAD: usize = 4096;
+/// The longest segment.
+const LONGEST: u64 = 1 << 40;
+
+impl Segment {
+    /// New memory of `length` bytes, all zeros.
+    ///
+    /// # Errors
+    /// [`SegmentError::Memory`].
+    pub fn create(length: usize) -> Result<Segment, SegmentError> {
+        let system = |source: io::Error| SegmentError::Memory(source.to_string());
+        let whole = length.checked_add(HEAD).filter(|whole| *whole as u64 <= LONGEST);
+        let whole = whole.ok_or_else(|| SegmentError::Memory(format!("{length} bytes are too many")))?;
+        let (memory, file) = SealedMemory::create("ferroce-segment", whole)?;
+        let mut nonce = [0; 8];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| system(error.into()))?;
+        let nonce = u64::from_ne_bytes(nonce) | 1;
+        memory.word(0).store(nonce, Ordering::Release);
+        let ticket = Ticket {
+            pid: std::process::id(),
+            fd: file.as_raw_fd() as u32,
+            namespace: namespace().map_err(system)?,
+            length: length as u64,
+            nonce,
+        };
+        Ok(Segment { memory: Arc::new(memory), file: Some(file), ticket })
+    }
+
+    /// Another process's segment.
+    ///
+    /// # Errors
+    /// [`SegmentError`]. Nothing of the ticket is believed.
+    pub fn open(ticket: &Ticket) -> Result<Segment, SegmentError> {
+        let Ticket { pid, fd, .. } = *ticket;
+        if ticket.length > LONGEST - HEAD as u64 {
+            return Err(SegmentError::Stranger { pid });
+        }
+        if namespace().map_err(|source| SegmentError::Open { pid, fd, source })? != ticket.namespace {
+            return Err(SegmentError::Namespace);
+        }
+        let path = format!("/proc/{pid}/fd/{fd}");
+        // A pipe or a device of the other process is not waited for.
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = open(path.as_str(), flags, Mode::empty());
+        let file = file.map_err(|error| SegmentError::Open { pid, fd, source: error.into() })?;
+        let whole = ticket.length as usize + HEAD;
+        let memory = SealedMemory::open(&file, whole..=whole)?;
+        if memory.word(0).load(Ordering::Acquire) != ticket.nonce {
+            return Err(SegmentError::Stranger { pid });
+        }
+        Ok(Segment { memory: Arc::new(memory), file: None, ticket: *ticket })
+    }
+
+    /// What others open it by.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// Whether it is this value that others open.
+    pub fn is_makers(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// How many bytes.
+    pub fn len(&self) -> usize {
+        self.memory.len() - HEAD
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The eight bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they are not inside the memory, or not aligned.
+    #[inline]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        self.memory.word(HEAD + offset)
+    }
+
+    /// All bytes, as memory that can be registered. It stays valid without this value.
+    pub fn memory(&self) -> Memory {
+        let base = self.memory.start(HEAD, self.len());
+        // SAFETY: so many bytes of the mapping, initialised, which lives as long as the owner. Others may read and write them at
+        // any time; nobody has a reference to them but of atomics.
+        unsafe { Memory::from_raw(base, self.len(), self.memory.clone()) }
+    }
+}
+
+/// The number of this process's PID namespace.
+fn namespace() -> io::Result<u64> {
+    let link = read_link("/proc/self/ns/pid")?;
+    let text = link.to_string_lossy().into_owned();
+    let number = text.strip_prefix("pid:[").and_then(|rest| rest.strip_suffix(']'));
+    number.and_then(|number| number.parse().ok()).ok_or_else(|| io::Error::other(format!("/proc/self/ns/pid is '{text}'")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_as_told_is_refused() {
+        let own = Segment::create(100).unwrap();
+        let ticket = own.ticket();
+        assert!(Segment::open(&ticket).is_ok());
+        let file = File::open("/proc/self/status").unwrap();
+        for (bad, due) in [
+            (Ticket { namespace: 1, ..ticket }, "another PID namespace"),
+            (Ticket { nonce: 0, ..ticket }, "is not the one that was told"),
+            (Ticket { length: 99, ..ticket }, "bytes"),
+            (Ticket { length: u64::MAX, ..ticket }, "is not the one that was told"),
+            (Ticket { fd: 9999, ..ticket }, "/fd/9999"),
+            (Ticket { pid: u32::MAX, ..ticket }, "/proc/4294967295/fd/"),
+            (Ticket { fd: file.as_raw_fd() as u32, ..ticket }, ""),
+        ] {
+            let error = Segment::open(&bad).unwrap_err().to_string();
+            assert!(error.contains(due), "{error}");
+        }
+    }
+
+    #[test]
+    fn both_see_what_the_other_writes_and_memory_outlives_the_segment() {
+        let own = Segment::create(64).unwrap();
+        let there = Segment::open(&own.ticket()).unwrap();
+        let mut memory = own.memory();
+        memory.write(8, &7_u64.to_ne_bytes()).unwrap();
+        assert_eq!((there.word(8).load(Ordering::Acquire), there.len(), there.is_makers()), (7, 64, false));
+        drop((own, there));
+        assert_eq!(memory.load_u64(8).unwrap(), 7);
+        assert!(memory.bytes().is_err() && memory.len() == 64);
+    }
+}
