@@ -80,7 +80,7 @@ pub struct Args {
     /// Only with memory of their own for input and output; by default both.
     #[arg(long)]
     out_of_place: bool,
-    /// Takes this algorithm: direct, two_step, ring, halving, tree or hierarchical; by default the communicator chooses.
+    /// Takes this algorithm: direct, two_step, ring, halving, tree, hierarchical or mapped; by default the communicator chooses.
     #[arg(long, value_name = "NAME", value_parser = parse_algorithm)]
     algorithm: Option<Algorithm>,
     /// What long operations are cut into: a multiple of 8, 1K to 16M [default: 64 bytes less than 256K].

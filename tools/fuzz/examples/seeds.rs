@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use ferroce::QpType;
 use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
+use ferroce_collectives::Card;
 use ferroce_fuzz::{joined, requester, responder, selective};
 // It is built with the flags of the targets, and this has what they call.
 use libfuzzer_sys as _;
@@ -167,14 +168,14 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         corpus.add("exchange", &format!("control-{number}"), &message)?;
     }
     corpus.add("exchange", "control", &all)?;
-    // Magic, version; then rank, size and an endpoint of 52 bytes, or kind, length and what follows.
+    // Magic, version; then rank, size, nonce and card, or kind, length and what follows.
     let frame = |kind: &[u8], words: [u32; 2], rest: &[u8]| {
-        let words = [1, words[0], words[1]].map(u32::to_be_bytes).concat();
+        let words = [2, words[0], words[1]].map(u32::to_be_bytes).concat();
         [kind, b"frcc", &words, rest].concat()
     };
-    let endpoint = [7; 52];
-    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &endpoint))?;
-    corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * 52], &endpoint.repeat(4)))?;
+    let card = [7; Card::LEN];
+    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &[&[0; 8], &card[..]].concat()))?;
+    corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * Card::LEN as u32], &card.repeat(4)))?;
     corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
     corpus.add("exchange", "ready", &frame(&[3, 1], [3, 0], &[]))?;
     corpus.add("exchange", "perftest-version", b"\x04\x006.06\0\0\0\0\0\0\0\0\0\0\0\0")?;

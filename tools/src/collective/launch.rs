@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -37,11 +37,13 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
         interrupt.check()?;
         let Some((rank, heard)) = job.next() else { continue };
         match heard {
-            Heard::Event(Event::Failed { is_usage: true, reason }) => return Err(Failure::usage(reason)),
-            Heard::Event(Event::Failed { is_usage: false, reason }) => {
-                return Err(job.failed(rank, &format!("failed: {reason}"), printer));
-            }
-            Heard::Event(event) => printer.hear(event)?,
+            Heard::Event(event) => match *event {
+                Event::Failed { is_usage: true, reason } => return Err(Failure::usage(reason)),
+                Event::Failed { is_usage: false, reason } => {
+                    return Err(job.failed(rank, &format!("failed: {reason}"), printer));
+                }
+                event => printer.hear(event)?,
+            },
             Heard::Garbled(line) => {
                 return Err(job.failed(rank, &format!("said something unexpected: '{line}'"), printer));
             }
@@ -106,7 +108,7 @@ struct Rank {
 
 /// What is heard of a rank.
 enum Heard {
-    Event(Event),
+    Event(Box<Event>),
     /// A line that is no event.
     Garbled(String),
     /// Nothing comes any more.
@@ -148,7 +150,8 @@ impl Job {
         thread::spawn(move || {
             for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
                 let heard = match line {
-                    Ok(line) => serde_json::from_str(&line).map_or(Heard::Garbled(line), Heard::Event),
+                    Ok(line) => serde_json::from_str(&line)
+                        .map_or(Heard::Garbled(line), |event| Heard::Event(Box::new(event))),
                     Err(error) => Heard::Garbled(error.to_string()),
                 };
                 // Who listened may have ended.
@@ -160,10 +163,7 @@ impl Job {
     }
 
     fn next(&self) -> Option<(usize, Heard)> {
-        match self.receiver.recv_timeout(TICK) {
-            Ok(heard) => Some(heard),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.receiver.recv_timeout(TICK).ok()
     }
 
     /// Waits for a rank that has closed its output. Says how it has ended, if not well.

@@ -68,7 +68,7 @@ pub(super) fn run(
     let mut member = Member { args, collectives, all, place, buffers, room, clock, salt: 0 };
     let places = member.exchange(port.as_bytes())?;
     if place.rank == 0 {
-        let places = places.iter().map(|bytes| text_of(bytes)).collect();
+        let places = places.iter().map(text_of).collect();
         tell(Event::Header(Header {
             launcher,
             places,

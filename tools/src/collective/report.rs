@@ -229,9 +229,10 @@ impl Printer {
         let line = |columns: [&str; 5], [time, algbw, busbw, wrong]: [&str; 4], last: &str| {
             let [size, count, data_type, reduction, root] = columns;
             let each = format!("{time:>9} {algbw:>8} {busbw:>8} {wrong:>8}");
-            say!("# {size:>11} {count:>11} {data_type:>7} {reduction:>9} {root:>4} {each} {each}  {last}")
+            let start = format!("# {size:>11} {count:>11} {data_type:>7} {reduction:>9} {root:>4}");
+            say!("{}", format!("{start} {each} {each}  {last}").trim_end())
         };
-        say!("# {:46} {:^36} {:^36}", "", "out-of-place", "in-place")?;
+        say!("# {:46} {:^36} {:>22}", "", "out-of-place", "in-place")?;
         line(["size", "count", "type", "redop", "root"], ["time", "algbw", "busbw", "#wrong"], "algorithm")?;
         line(["(B)", "(elements)", "", "", ""], ["(us)", "(GB/s)", "(GB/s)", ""], "")
     }
