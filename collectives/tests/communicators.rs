@@ -107,8 +107,8 @@ fn an_abort_ends_what_is_under_way_everywhere() {
             assert_eq!(sum(&mut ranks, all, 1).unwrap(), 0b111);
             ranks.abort(all, "no more data").unwrap();
         } else {
-            assert_eq!(sum(&mut ranks, all, all.rank()).unwrap(), 0b111);
-            let error = sum(&mut ranks, all, all.rank()).unwrap_err();
+            // The first may have ended or not: rank 1 has all that it needs of it before the others do.
+            let error = (0..2).find_map(|_| sum(&mut ranks, all, all.rank()).err()).unwrap();
             let Error::Failed { cause: Cause::Aborted { origin: 1, lost: None, reason }, .. } = &error else {
                 panic!("{error}")
             };

@@ -5,13 +5,16 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::failure::Failure;
-use crate::{demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, ucmatose, udaddy};
+use crate::{
+    collective, demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, ucmatose, udaddy,
+};
 
 /// A sub-command with its arguments.
 #[derive(Subcommand)]
 #[expect(missing_docs, reason = "each is described by the arguments of its module")]
 #[non_exhaustive]
 pub enum Command {
+    Collective(Box<collective::Args>),
     Demo(demo::Args),
     Devinfo(devinfo::Args),
     Dissect(dissect::Args),
@@ -30,6 +33,7 @@ impl Command {
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
         match self {
+            Command::Collective(_) => "collective",
             Command::Demo(_) => "demo",
             Command::Devinfo(_) => "devinfo",
             Command::Dissect(_) => "dissect",
@@ -51,6 +55,7 @@ impl Command {
     /// As the `run` of its module.
     pub fn run(self) -> Result<ExitCode, Failure> {
         match self {
+            Command::Collective(args) => collective::run(*args),
             Command::Demo(args) => demo::run(args),
             Command::Devinfo(args) => devinfo::run(args),
             Command::Dissect(args) => dissect::run(args),

@@ -95,6 +95,18 @@ impl From<driver::gpu::GpuError> for Failure {
     }
 }
 
+impl From<ferroce_collectives::Error> for Failure {
+    fn from(error: ferroce_collectives::Error) -> Failure {
+        use ferroce_collectives::Error as E;
+        match error {
+            E::Verbs(error) => error.into(),
+            E::Gpu(error) => error.into(),
+            E::Environment { .. } | E::Invalid { .. } => Failure::Usage(error.to_string()),
+            _ => Failure::Run(error.to_string()),
+        }
+    }
+}
+
 impl From<ferroce::MemoryError> for Failure {
     fn from(error: ferroce::MemoryError) -> Failure {
         Failure::Run(error.to_string())

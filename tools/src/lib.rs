@@ -26,6 +26,7 @@ mod callers;
 mod capture_input;
 mod cause;
 mod cli;
+pub mod collective;
 mod command;
 mod congestion;
 pub mod control_message;

@@ -240,8 +240,11 @@ impl Environment<'_> {
     /// Nobody has told which rank this is.
     fn nobody(&self, has_id: bool) -> Error {
         let known = Launcher::ALL.map(|launcher| format!("{} ({launcher})", launcher.variables()[0]));
-        let id = if has_id { "FERROCE_UNIQUE_ID needs one" } else { "is this process a rank" };
-        missing("RANK", &format!("no launcher has told its rank, and {id}? Looked for {}", known.join(", ")))
+        let what = if has_id { "FERROCE_UNIQUE_ID needs a rank, and " } else { "" };
+        missing(
+            "RANK",
+            &format!("{what}no launcher has told which rank this is; looked for {}", known.join(", ")),
+        )
     }
 }
 

@@ -168,13 +168,13 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         corpus.add("exchange", &format!("control-{number}"), &message)?;
     }
     corpus.add("exchange", "control", &all)?;
-    // Magic, version; then rank, size and a card, or kind, length and what follows.
+    // Magic, version; then rank, size, nonce and card, or kind, length and what follows.
     let frame = |kind: &[u8], words: [u32; 2], rest: &[u8]| {
         let words = [2, words[0], words[1]].map(u32::to_be_bytes).concat();
         [kind, b"frcc", &words, rest].concat()
     };
-    let card = [0; Card::LEN];
-    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &card))?;
+    let card = [7; Card::LEN];
+    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &[&[0; 8], &card[..]].concat()))?;
     corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * Card::LEN as u32], &card.repeat(4)))?;
     corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
     // Control messages of collectives: magic, version, kind, flags, length, 20 bytes of numbers, a body of 160 bytes.

@@ -115,7 +115,7 @@ fn without_a_launcher_all_are_named() {
     for launcher in Launcher::ALL {
         assert!(message.contains(&format!("{} ({launcher})", launcher.variables()[0])), "{message}");
     }
-    assert!(refusal(&[ID]).contains("FERROCE_UNIQUE_ID needs one"));
+    assert!(refusal(&[ID]).contains("FERROCE_UNIQUE_ID needs a rank"));
 }
 
 #[test]

@@ -1,0 +1,420 @@
+//! `ferroce collective`: time and bandwidth of collective operations, in the manner of nccl-tests.
+
+mod launch;
+mod pattern;
+mod plot;
+mod rank;
+mod report;
+mod values;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use ferroce::{DeviceSpec, Idle};
+use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction};
+use ferroce_driver::machine::Machine;
+
+use crate::endpoint::end_at_once_on_signals;
+use crate::failure::{Failure, INTERRUPTED};
+use crate::memory::MemorySpec;
+use crate::output::{JsonArg, check_files};
+use crate::quantity::{self, Bytes, Time};
+use pattern::Pattern;
+use rank::Fault;
+use report::Printer;
+
+/// Measures a collective operation between ranks, over a range of sizes, and checks every element.
+///
+/// With --ranks it starts that many ranks by itself, as processes of this host. Without, it is one rank of a job that torchrun, mpirun,
+/// srun or an indexed job of Kubernetes has started, or whoever sets FERROCE_RANK, FERROCE_SIZE and FERROCE_UNIQUE_ID; rank 0 prints.
+///
+/// The columns are those of nccl-tests. "time" is the mean of the iterations at the slowest rank, "algbw" the size by it, "busbw" what
+/// that takes of a link: algbw times 2 (n - 1) / n for all_reduce, times (n - 1) / n for reduce_scatter, all_gather, all_to_all, gather and
+/// scatter, and the same for the others. As there, the size of what has blocks for each rank is that of all blocks.
+///
+/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is interrupted.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// What the ranks do together. send_receive goes around a ring: to the next rank, from the one before.
+    operation: Pattern,
+    /// Starts so many ranks on this host.
+    #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    ranks: Option<u32>,
+    /// An interface (eth0), or a driver with its argument, as for the other commands: once for all ranks, or once for each, in their
+    /// order [default: udp:127.0.0.1, where all ranks are on this host].
+    #[arg(short, long)]
+    device: Vec<DeviceSpec>,
+    /// The least size, as 8 or 64K (K is 1024, KB is 1000).
+    #[arg(short = 'b', long, value_name = "BYTES", default_value = "8")]
+    min: Bytes,
+    /// The greatest size.
+    #[arg(short = 'e', long, value_name = "BYTES", default_value = "64MiB")]
+    max: Bytes,
+    /// Each size is so many times the one before.
+    #[arg(short, long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(2..))]
+    factor: u64,
+    /// Type of the elements: f32, i32, bf16, ..., or float, int32, bfloat16, ... as in nccl-tests.
+    #[arg(short = 't', long, value_name = "TYPE", default_value = "f32", value_parser = parse_data_type)]
+    data_type: DataType,
+    /// What is made of elements: sum, prod, min, max, avg, or premulsum (the elements of even ranks times 1, those of odd ranks times 2).
+    #[arg(short = 'o', long, value_name = "OP", default_value = "sum", value_parser = parse_reduction)]
+    reduction: Reduction,
+    /// The root of broadcast, reduce, gather and scatter.
+    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    root: u32,
+    /// Timed iterations of each size.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    iterations: u32,
+    /// Iterations before them that are not timed.
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    warmup: u32,
+    /// Whether every element is compared with what it must be: 1 or 0. That takes one iteration more, which is not timed.
+    #[arg(short, long, value_name = "0|1", default_value = "1", action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new())]
+    check: bool,
+    /// Only with input and output in the same memory; by default both. all_to_all and send_receive can't.
+    #[arg(long, conflicts_with = "out_of_place")]
+    in_place: bool,
+    /// Only with memory of their own for input and output; by default both.
+    #[arg(long)]
+    out_of_place: bool,
+    /// Takes this algorithm: direct, two_step, ring, halving, tree, hierarchical or mapped; by default the communicator chooses.
+    #[arg(long, value_name = "NAME", value_parser = parse_algorithm)]
+    algorithm: Option<Algorithm>,
+    /// What long operations are cut into: a multiple of 8, 1K to 16M [default: 64 bytes less than 256K].
+    #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
+    chunk: Option<u32>,
+    /// Up to so many bytes elements are copied and sent at once, 64 to 64K [default: 16K].
+    #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
+    eager: Option<u32>,
+    /// What a rank does while it waits: spin, yield, block, or adaptive, which spins, then yields, then blocks
+    /// [default: adaptive; without spinning where ranks outnumber cores].
+    #[arg(long, value_name = "HOW")]
+    idle: Option<Idle>,
+    /// Memory of the elements: host, or a GPU's (opencl[:N], cuda[:N]), which then reduces, too.
+    #[arg(long, default_value_t)]
+    memory: MemorySpec,
+    /// Says why each size takes its algorithm: what each would cost, by what was measured when the ranks met.
+    #[arg(long)]
+    explain: bool,
+    /// For how long ranks are waited for at the start, and how long nothing may move later.
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    timeout: Time,
+    /// Draws busbw over size.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArg,
+    /// RANK:INDEX of an element of an input that a rank gets wrong on purpose, for tests.
+    #[arg(long, hide = true)]
+    fault: Option<Fault>,
+    /// This process is a rank that the process with this id has started.
+    #[arg(long, hide = true, value_name = "PROCESS")]
+    as_rank_of: Option<u32>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ferroce collective all_reduce -g 4                      four ranks on this host, 8 B to 64 MiB
+  ferroce collective all_to_all -g 2 -d shm:net -b 1M -e 1M -n 100
+  ferroce collective reduce_scatter -g 4 -t bf16 -o avg --algorithm ring --json
+  mpirun -np 16 -H node1:8,node2:8 ferroce collective all_reduce -d eth0
+  srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
+  torchrun --no-python --nnodes 2 --nproc-per-node 8 --master-addr node1 --node-rank 0 ferroce collective broadcast -d eth0";
+
+/// Where ranks of one host meet, if nobody says otherwise.
+const SHARED: &str = "udp:127.0.0.1";
+
+/// Runs the ranks, or is one; see [`Args`] for the exit status.
+///
+/// # Errors
+/// It can't be carried out as it was given, a rank fails, an output can't be written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    args.check_arguments()?;
+    if let Some(parent) = args.as_rank_of {
+        return launch::rank(&args, parent);
+    }
+    let json = args.json.file().map(|file| ("--json", file));
+    check_files(&[], args.svg.as_deref().map(|file| ("--svg", file)).into_iter().chain(json))?;
+    args.memory.open()?;
+    let mut printer = Printer::new(&args);
+    match args.ranks {
+        Some(ranks) => launch::run(&args, ranks, &mut printer)?,
+        None => {
+            let bootstrap = Bootstrap::from_env().map_err(no_launcher)?;
+            // It leaves nothing behind, and the others notice.
+            end_at_once_on_signals(INTERRUPTED)?;
+            let is_first = bootstrap.rank() == 0;
+            rank::run(&args, bootstrap, &mut |event| printer.hear(event))?;
+            if !is_first {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+    printer.finish()
+}
+
+fn no_launcher(error: ferroce_collectives::Error) -> Failure {
+    Failure::usage(format!("{error}; --ranks N starts ranks on this host"))
+}
+
+impl Args {
+    /// What can't be carried out, whatever the ranks are.
+    fn check_arguments(&self) -> Result<(), Failure> {
+        let Args { operation, min, max, algorithm, .. } = self;
+        let size = self.data_type.size() as u64;
+        if min.0 < size || *operation == Pattern::Barrier && min.0 == 0 {
+            return Err(Failure::usage(format!(
+                "--min {min}: must be at least {size} bytes, an element of {}",
+                self.data_type
+            )));
+        }
+        // What a rank can have, and far more than it has.
+        const MOST: u64 = 1 << 40;
+        if max.0 < min.0 || max.0 > MOST {
+            return Err(Failure::usage(format!("--max {max}: must be from --min {min} to {}", Bytes(MOST))));
+        }
+        if let Some(algorithm) =
+            algorithm.filter(|algorithm| !operation.kinds().iter().all(|kind| algorithm.applies_to(*kind)))
+        {
+            let valid = Algorithm::ALL
+                .into_iter()
+                .filter(|other| operation.kinds().iter().all(|kind| other.applies_to(*kind)));
+            let valid: Vec<String> = valid.map(|algorithm| algorithm.to_string()).collect();
+            return Err(Failure::usage(format!(
+                "--algorithm {algorithm}: {operation} has {}",
+                valid.join(", ")
+            )));
+        }
+        if self.in_place && !operation.can_be_in_place() {
+            return Err(Failure::usage(format!("--in-place: {operation} can't be in place")));
+        }
+        if self.timeout.0.is_zero() {
+            return Err(Failure::usage("--timeout 0s: must be a time that ranks need to meet, as 60s"));
+        }
+        match self.ranks {
+            Some(ranks) => self.check_ranks(ranks),
+            None => Ok(()),
+        }
+    }
+
+    /// What can't be carried out by so many ranks.
+    fn check_ranks(&self, ranks: u32) -> Result<(), Failure> {
+        let Args { operation, root, device, .. } = self;
+        if self.operation.has_root() && *root >= ranks {
+            return Err(Failure::usage(format!("--root {root}: must be a rank, 0 to {}", ranks - 1)));
+        }
+        if *operation == Pattern::SendReceive && ranks < 2 {
+            return Err(Failure::usage(format!("{operation} of {ranks} rank: it needs 2 or more")));
+        }
+        if device.len() > 1 && device.len() != ranks as usize {
+            let given = device.len();
+            return Err(Failure::usage(format!(
+                "--device is given {given} times: must be once for all ranks, or {ranks} times"
+            )));
+        }
+        if device.contains(&DeviceSpec::Loopback) {
+            return Err(Failure::usage(
+                "--device loopback: it stays inside a process, and each rank is one; take udp:127.0.0.1 or shm:NAME",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The device of a rank.
+    fn device(&self, rank: u32, are_all_here: bool) -> Result<DeviceSpec, Failure> {
+        match &*self.device {
+            [] if are_all_here => Ok(SHARED.parse()?),
+            [] => Err(Failure::usage(
+                "--device is not given: ranks of several hosts need one, as eth0 or udp:ADDRESS",
+            )),
+            [one] => Ok(one.clone()),
+            each => each
+                .get(rank as usize)
+                .cloned()
+                .ok_or_else(|| Failure::usage(format!("--device is not given for rank {rank}"))),
+        }
+    }
+
+    fn options(&self) -> Options {
+        let mut options =
+            Options::default().algorithm(self.algorithm).idle(self.idle()).stall_timeout(self.timeout());
+        if let Some(chunk) = self.chunk {
+            options = options.chunk_bytes(chunk);
+        }
+        if let Some(eager) = self.eager {
+            options = options.eager_bytes(eager);
+        }
+        options
+    }
+
+    fn timeout(&self) -> Duration {
+        self.timeout.0
+    }
+
+    /// A rank that spins keeps its core from the others on it, and one of them is who it waits for.
+    fn idle(&self) -> Idle {
+        let local =
+            LOCAL_SIZES.iter().find_map(|name| std::env::var(name).ok()?.trim().parse::<usize>().ok());
+        match (self.idle, Idle::default()) {
+            (Some(idle), _) => idle,
+            (None, Idle::Adaptive { yields, .. })
+                if local.is_some_and(|ranks| ranks > Machine::this().cores) =>
+            {
+                Idle::Adaptive { spins: 0, yields }
+            }
+            (None, default) => default,
+        }
+    }
+
+    /// Whether there is input and output of their own, and the same memory.
+    fn passes(&self) -> [bool; 2] {
+        [!self.in_place, !self.out_of_place && self.operation.can_be_in_place()]
+    }
+
+    /// Whether there is anything to compare, and it is to be.
+    fn checks(&self) -> bool {
+        self.check && self.operation != Pattern::Barrier
+    }
+
+    /// What is not left to the communicator, in words.
+    fn forced(&self) -> Vec<String> {
+        let algorithm = self.algorithm.map(|algorithm| format!("algorithm {algorithm}"));
+        let chunk = self.chunk.map(|bytes| format!("chunks of {bytes} B"));
+        let eager = self.eager.map(|bytes| format!("eager up to {bytes} B"));
+        let idle = self.idle.map(|idle| format!("idle {idle:?}"));
+        [algorithm, chunk, eager, idle].into_iter().flatten().collect()
+    }
+}
+
+/// How many ranks there are on this host, as torchrun, Open MPI and hydra say.
+const LOCAL_SIZES: [&str; 3] = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"];
+
+fn parse_data_type(text: &str) -> Result<DataType, String> {
+    DataType::from_str(text).map_err(|error| error.to_string())
+}
+
+fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
+    Algorithm::from_str(text).map_err(|error| error.to_string())
+}
+
+fn parse_reduction(text: &str) -> Result<Reduction, String> {
+    Ok(match text {
+        "sum" => Reduction::Sum,
+        "prod" | "product" => Reduction::Product,
+        "min" => Reduction::Min,
+        "max" => Reduction::Max,
+        "avg" => Reduction::Average,
+        // As nccl-tests calls it. The factor is that of rank 0.
+        "premulsum" | "mulsum" => Reduction::PreMulSum(1.0),
+        _ => return Err(format!("'{text}': must be sum, prod, min, max, avg or premulsum")),
+    })
+}
+
+impl Args {
+    /// The same for a rank.
+    fn to_arguments(&self) -> Vec<String> {
+        let Args { operation, min, max, factor, data_type, reduction, root, iterations, warmup, .. } = self;
+        let reduction = reduction.to_string();
+        let mut arguments = vec![operation.to_string()];
+        let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+        add("--min", min.0.to_string());
+        add("--max", max.0.to_string());
+        add("--factor", factor.to_string());
+        add("--data-type", data_type.to_string());
+        add("--reduction", reduction);
+        add("--root", root.to_string());
+        add("--iterations", iterations.to_string());
+        add("--warmup", warmup.to_string());
+        add("--check", u8::from(self.check).to_string());
+        add("--memory", self.memory.to_string());
+        add("--timeout", self.timeout.to_string());
+        self.device.iter().for_each(|device| add("--device", device.to_string()));
+        if let Some(algorithm) = self.algorithm {
+            add("--algorithm", algorithm.to_string());
+        }
+        if let Some(chunk) = self.chunk {
+            add("--chunk", chunk.to_string());
+        }
+        if let Some(eager) = self.eager {
+            add("--eager", eager.to_string());
+        }
+        if let Some(idle) = self.idle {
+            add("--idle", name_of(idle).to_owned());
+        }
+        if let Some(fault) = self.fault {
+            add("--fault", fault.to_string());
+        }
+        let flags = [
+            ("--in-place", self.in_place),
+            ("--out-of-place", self.out_of_place),
+            ("--explain", self.explain),
+        ];
+        arguments.extend(flags.iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (*name).to_owned()));
+        arguments
+    }
+}
+
+/// As the command line has it.
+fn name_of(idle: Idle) -> &'static str {
+    match idle {
+        Idle::Spin => "spin",
+        Idle::Yield => "yield",
+        Idle::Block => "block",
+        _ => "adaptive",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, Command, FromArgMatches};
+
+    use super::*;
+
+    fn parse(text: &str) -> Args {
+        let command = Args::augment_args(Command::new("collective").no_binary_name(true));
+        Args::from_arg_matches(&command.try_get_matches_from(text.split_whitespace()).unwrap()).unwrap()
+    }
+
+    /// What a rank is started with means the same to it.
+    #[test]
+    fn arguments_come_back() {
+        for text in [
+            "all_reduce",
+            "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
+            "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
+            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive",
+        ] {
+            let args = parse(text);
+            let again = parse(&args.to_arguments().join(" "));
+            assert_eq!(format!("{args:?}"), format!("{again:?}"), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_of_whole_elements_and_each_comes_once() {
+        let bytes = |text: &str, ranks| -> Vec<usize> {
+            let args = parse(text);
+            args.operation.sizes(&args, ranks).iter().map(|size| size.bytes).collect()
+        };
+        assert_eq!(bytes("all_reduce -b 8 -e 64", 3), [8, 16, 32, 64]);
+        assert_eq!(bytes("all_gather -b 8 -e 64 -t f64", 3), [24, 48]);
+        assert_eq!(bytes("all_reduce -b 1M -e 64M -f 8", 4), [1 << 20, 8 << 20, 64 << 20]);
+        assert_eq!(bytes("barrier", 4), [0]);
+    }
+
+    #[test]
+    fn factors_of_busbw_are_those_of_nccl_tests() {
+        for (operation, factor) in [
+            ("all_reduce", 1.5),
+            ("reduce_scatter", 0.75),
+            ("all_to_all", 0.75),
+            ("broadcast", 1.0),
+            ("send_receive", 1.0),
+        ] {
+            assert_eq!(parse(operation).operation.bus_factor(4), factor, "{operation}");
+        }
+    }
+}

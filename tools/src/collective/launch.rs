@@ -1,0 +1,193 @@
+//! Ranks as processes of this program, and who watches over them.
+//!
+//! A rank tells its events on standard output, one a line. It ends when the process that started it does.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use ferroce_collectives::{Bootstrap, UniqueId};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+
+use super::rank;
+use super::report::{Event, Printer};
+use super::{Args, LOCAL_SIZES};
+use crate::endpoint::{Interrupt, end_at_once_on_signals};
+use crate::failure::{Failure, INTERRUPTED, OrFail};
+
+/// How fast an interruption is noticed.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Starts the ranks, and prints what rank 0 tells, until all have ended.
+pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let (id, listener) = UniqueId::listen((Ipv4Addr::LOCALHOST, 0).into())?;
+    let mut listener = Some(listener);
+    let mut job = Job::new(args.operation.to_string());
+    for rank in 0..ranks {
+        // Rank 0 is the first, and takes it.
+        job.start(args, rank, ranks, id, listener.take())?;
+    }
+    while job.ranks.iter().any(|rank| !rank.has_ended) {
+        interrupt.check()?;
+        let Some((rank, heard)) = job.next() else { continue };
+        match heard {
+            Heard::Event(event) => match *event {
+                Event::Failed { is_usage: true, reason } => return Err(Failure::usage(reason)),
+                Event::Failed { is_usage: false, reason } => {
+                    return Err(job.failed(rank, &format!("failed: {reason}"), printer));
+                }
+                event => printer.hear(event)?,
+            },
+            Heard::Garbled(line) => {
+                return Err(job.failed(rank, &format!("said something unexpected: '{line}'"), printer));
+            }
+            Heard::End => {
+                if let Some(how) = job.end(rank)? {
+                    interrupt.check()?;
+                    return Err(job.failed(rank, &how, printer));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Is a rank that process `parent` has started.
+pub(super) fn rank(args: &Args, parent: u32) -> Result<ExitCode, Failure> {
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(io::Error::from)
+        .or_fail(|| "asking for the end of the parent".to_owned())?;
+    // It may have ended before that.
+    if getppid().map(Pid::as_raw_nonzero).map(|id| id.get() as u32) != Some(parent) {
+        return Err(Failure::run(format!("process {parent}, which started this rank, has ended")));
+    }
+    end_at_once_on_signals(INTERRUPTED)?;
+    let mut tell = |event| {
+        let line =
+            serde_json::to_string(&event).map_err(|error| Failure::run(format!("an event: {error}")))?;
+        writeln!(io::stdout(), "{line}").or_fail(|| "standard output".to_owned())
+    };
+    let result = bootstrap().and_then(|bootstrap| rank::run(args, bootstrap, &mut tell));
+    if let Err(failure) = result {
+        let is_usage = matches!(failure, Failure::Usage(_));
+        tell(Event::Failed { is_usage, reason: failure.to_string() })?;
+        return Ok(failure.exit_code());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Rank 0 finds the listener in place of its standard input.
+fn bootstrap() -> Result<Bootstrap, Failure> {
+    let bootstrap = Bootstrap::from_env()?;
+    if bootstrap.rank() > 0 {
+        return Ok(bootstrap);
+    }
+    let listener = io::stdin().as_fd().try_clone_to_owned().or_fail(|| "the listener".to_owned())?;
+    Ok(bootstrap.listener(TcpListener::from(listener)))
+}
+
+/// The processes. Those that have not ended are killed on drop, by their ids.
+struct Job {
+    /// What they do.
+    operation: String,
+    ranks: Vec<Rank>,
+    sender: Sender<(usize, Heard)>,
+    receiver: Receiver<(usize, Heard)>,
+}
+
+struct Rank {
+    process: Child,
+    has_ended: bool,
+}
+
+/// What is heard of a rank.
+enum Heard {
+    Event(Box<Event>),
+    /// A line that is no event.
+    Garbled(String),
+    /// Nothing comes any more.
+    End,
+}
+
+impl Job {
+    fn new(operation: String) -> Job {
+        let (sender, receiver) = channel();
+        Job { operation, ranks: Vec::new(), sender, receiver }
+    }
+
+    fn start(
+        &mut self,
+        args: &Args,
+        rank: u32,
+        ranks: u32,
+        id: UniqueId,
+        listener: Option<TcpListener>,
+    ) -> Result<(), Failure> {
+        let program = std::env::current_exe().or_fail(|| "finding this program's own file".to_owned())?;
+        let mut command = Command::new(program);
+        command.arg("collective").args(args.to_arguments());
+        command.args(["--as-rank-of", &std::process::id().to_string()]);
+        command.env("FERROCE_UNIQUE_ID", id.to_string());
+        command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", ranks.to_string());
+        command.env(LOCAL_SIZES[0], ranks.to_string());
+        if std::env::var_os("RUST_LOG").is_none() {
+            // The header says where the ranks are.
+            command.env("RUST_LOG", "warn");
+        }
+        command.stdin(listener.map_or_else(Stdio::null, |listener| OwnedFd::from(listener).into()));
+        // A group of its own: Ctrl-C goes to this process alone, which ends its ranks.
+        command.stdout(Stdio::piped()).process_group(0);
+        let mut process = command.spawn().or_fail(|| format!("starting rank {rank}"))?;
+        let stdout = process.stdout.take();
+        self.ranks.push(Rank { process, has_ended: false });
+        let sender = self.sender.clone();
+        thread::spawn(move || {
+            for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
+                let heard = match line {
+                    Ok(line) => serde_json::from_str(&line)
+                        .map_or(Heard::Garbled(line), |event| Heard::Event(Box::new(event))),
+                    Err(error) => Heard::Garbled(error.to_string()),
+                };
+                // Who listened may have ended.
+                let _ = sender.send((rank as usize, heard));
+            }
+            let _ = sender.send((rank as usize, Heard::End));
+        });
+        Ok(())
+    }
+
+    fn next(&self) -> Option<(usize, Heard)> {
+        self.receiver.recv_timeout(TICK).ok()
+    }
+
+    /// Waits for a rank that has closed its output. Says how it has ended, if not well.
+    fn end(&mut self, rank: usize) -> Result<Option<String>, Failure> {
+        let Rank { process, has_ended } = &mut self.ranks[rank];
+        let status = process.wait().or_fail(|| format!("waiting for rank {rank}"))?;
+        *has_ended = true;
+        Ok((!status.success()).then(|| format!("ended with {status}")))
+    }
+
+    fn failed(&self, rank: usize, what: &str, printer: &Printer) -> Failure {
+        let Job { operation, ranks, .. } = self;
+        let id = ranks[rank].process.id();
+        Failure::run(format!("{operation}: rank {rank} (process {id}) {what}{}", printer.progress()))
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for Rank { process, has_ended } in &mut self.ranks {
+            if !*has_ended {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+        }
+    }
+}

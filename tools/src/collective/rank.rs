@@ -1,0 +1,368 @@
+//! What each rank does.
+
+use std::fmt;
+use std::fs;
+use std::str::FromStr;
+use std::time::Instant;
+
+use ferroce::{Config, Context};
+use ferroce_collectives::{At, Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Reduction};
+use ferroce_driver::Clock;
+use ferroce_driver::machine::Machine;
+
+use super::Args;
+use super::pattern::{Part, Place, Size, Source};
+use super::report::{Event, Header, Row, Timing, Wrong};
+use super::values::{Values, bits_of};
+use crate::endpoint::export;
+use crate::failure::{Failure, legible};
+
+/// An element of an input that a rank gets wrong on purpose: `RANK:INDEX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    rank: u32,
+    index: usize,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.rank, self.index)
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let parts =
+            text.split_once(':').and_then(|(rank, index)| Some((rank.parse().ok()?, index.parse().ok()?)));
+        let (rank, index) = parts.ok_or("must be RANK:INDEX, two numbers")?;
+        Ok(Fault { rank, index })
+    }
+}
+
+/// Measures all sizes. Rank 0 tells what came of each.
+pub(super) fn run(
+    args: &Args,
+    bootstrap: Bootstrap,
+    tell: &mut dyn FnMut(Event) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    args.check_ranks(bootstrap.size())?;
+    let spec = args.device(bootstrap.rank(), bootstrap.master().ip().to_canonical().is_loopback())?;
+    let launcher = bootstrap.launcher().map(|launcher| launcher.to_string());
+    let mut context = Context::open(spec.open()?, &Config::default())?;
+    export(&mut context);
+    let port = describe(&spec.to_string(), &context);
+    let mut collectives = match args.memory.open()? {
+        Some(gpu) => Collectives::on_device(context, gpu)?,
+        None => Collectives::new(context)?,
+    };
+    let all = collectives.join(bootstrap.timeout(args.timeout()), &args.options())?;
+    let place = Place { rank: all.rank(), size: all.size() };
+    let sizes = args.operation.sizes(args, place.size);
+    let most = sizes.iter().map(|size| size.bytes).max().unwrap_or(0).max(8);
+    let buffers = [collectives.allocate(most)?, collectives.allocate(most)?];
+    let times = 8 * (args.iterations as usize + 1);
+    let room = collectives.allocate(times.max(RECORD * place.size as usize))?;
+    let clock = Clock::start();
+    let mut member = Member { args, collectives, all, place, buffers, room, clock, salt: 0 };
+    let places = member.exchange(port.as_bytes())?;
+    if place.rank == 0 {
+        let places = places.iter().map(text_of).collect();
+        tell(Event::Header(Header {
+            launcher,
+            places,
+            machine: Machine::this().to_string(),
+            reduces_by: ferroce_driver::reduction::processor().to_owned(),
+            sizes: sizes.len(),
+        }))?;
+    }
+    for size in sizes {
+        let row = member.measure(size)?;
+        if place.rank == 0 {
+            tell(Event::Row(row))?;
+        }
+    }
+    member.collectives.finish()?;
+    if place.rank == 0 {
+        tell(Event::Finished)?;
+    }
+    Ok(())
+}
+
+/// Where this rank is, for all to read.
+fn describe(device: &str, context: &Context) -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let capabilities = context.capabilities();
+    let addresses: Vec<String> = capabilities.addresses.iter().take(2).map(ToString::to_string).collect();
+    format!(
+        "{} process {}, {device} ({}), MTU {}",
+        host.trim(),
+        std::process::id(),
+        addresses.join(" "),
+        capabilities.mtu
+    )
+}
+
+/// Bytes that a rank tells the others at once.
+const RECORD: usize = 256;
+/// Bytes that are filled or compared at once.
+const PIECE: usize = 1 << 16;
+
+/// A text that another rank has told.
+fn text_of(record: &[u8; RECORD]) -> String {
+    let end = record.iter().position(|byte| *byte == 0).unwrap_or(RECORD);
+    legible(&String::from_utf8_lossy(&record[..end]))
+}
+
+/// A rank, and the group of all.
+struct Member<'a> {
+    args: &'a Args,
+    collectives: Collectives,
+    all: Communicator,
+    place: Place,
+    /// For inputs, and for outputs.
+    buffers: [Buffer; 2],
+    /// For what ranks tell each other.
+    room: Buffer,
+    clock: Clock,
+    salt: u32,
+}
+
+impl Member<'_> {
+    fn measure(&mut self, size: Size) -> Result<Row, Failure> {
+        let (algorithm, explanation) = self.explain(size)?;
+        let [out_of_place, in_place] = self.args.passes();
+        let out_of_place = if out_of_place { Some(self.pass(size, false)?) } else { None };
+        let in_place = if in_place { Some(self.pass(size, true)?) } else { None };
+        Ok(Row {
+            bytes: size.bytes as u64,
+            count: size.count as u64,
+            algorithm,
+            explanation,
+            out_of_place,
+            in_place,
+        })
+    }
+
+    /// Which algorithm a size takes, and why, if that is asked for. One that is forced must be taken.
+    fn explain(&self, size: Size) -> Result<(String, Option<String>), Failure> {
+        let Args { operation, data_type, algorithm: forced, .. } = *self.args;
+        let places = operation.places(self.buffers, self.place, size.count, data_type.size(), false);
+        let operations = operation.operations(self.args, self.place, size.count, places);
+        let explanations = operations.iter().map(|operation| self.collectives.explain(self.all, operation));
+        let explanations: Vec<_> = explanations.collect::<Result<_, _>>()?;
+        let algorithm = explanations[0].algorithm;
+        if let Some(forced) = forced.filter(|forced| *forced != algorithm) {
+            let reason = &explanations[0].reason;
+            return Err(Failure::usage(format!("--algorithm {forced}: it would be {algorithm}, {reason}")));
+        }
+        let texts: Vec<String> = explanations.iter().map(ToString::to_string).collect();
+        Ok((algorithm.to_string(), self.args.explain.then(|| texts.join("\n"))))
+    }
+
+    fn pass(&mut self, size: Size, in_place: bool) -> Result<Timing, Failure> {
+        let Args { operation, data_type, warmup, iterations, .. } = *self.args;
+        let places = operation.places(self.buffers, self.place, size.count, data_type.size(), in_place);
+        let operations = operation.operations(self.args, self.place, size.count, places);
+        self.salt += 1;
+        // What is measured has numbers, too: others may take another time.
+        self.fill(size, places)?;
+        for _ in 0..warmup {
+            self.call(&operations)?;
+        }
+        self.barrier()?;
+        let mut nanos = Vec::with_capacity(iterations as usize + 1);
+        let start = Instant::now();
+        let mut before = start;
+        for _ in 0..iterations {
+            self.call(&operations)?;
+            let now = Instant::now();
+            nanos.push((now - before).as_nanos() as f64);
+            before = now;
+        }
+        nanos.push((before - start).as_nanos() as f64 / f64::from(iterations));
+        let mut slowest = self.maxima(&nanos)?;
+        let mean = slowest.pop().unwrap_or(0.0);
+        slowest.sort_by(f64::total_cmp);
+        let microseconds = |nanos: Option<&f64>| nanos.copied().unwrap_or(0.0) / 1e3;
+        let seconds = mean / 1e9;
+        let algbw = if seconds > 0.0 { size.bytes as f64 / 1e9 / seconds } else { 0.0 };
+        let mut timing = Timing {
+            time_us: mean / 1e3,
+            min_us: microseconds(slowest.first()),
+            median_us: microseconds(slowest.get(slowest.len() / 2)),
+            algbw_gb_s: algbw,
+            busbw_gb_s: algbw * operation.bus_factor(self.place.size),
+            wrong: None,
+            first_wrong: None,
+        };
+        if self.args.checks() {
+            self.spoil(size, places)?;
+            self.fill(size, places)?;
+            self.barrier()?;
+            self.call(&operations)?;
+            let (count, first) = self.compare(size, places[1])?;
+            (timing.wrong, timing.first_wrong) = self.verdict(count, first)?;
+        }
+        Ok(timing)
+    }
+
+    fn call(&mut self, operations: &[Operation]) -> Result<(), Failure> {
+        let request = self.collectives.start_all(self.all, operations)?;
+        Ok(self.collectives.wait(request)?)
+    }
+
+    fn barrier(&mut self) -> Result<(), Failure> {
+        Ok(self.collectives.run(self.all, &Operation::barrier())?)
+    }
+
+    /// Answers the others, where no operation does.
+    fn answer(&mut self) -> Result<(), Failure> {
+        self.collectives.poll(self.clock.now())?;
+        Ok(())
+    }
+
+    fn values(&self) -> Values {
+        let Args { operation, data_type, reduction, .. } = *self.args;
+        let reduction: Option<Reduction> = operation.reduces().then_some(reduction);
+        Values { data_type, reduction, ranks: self.place.size, salt: self.salt }
+    }
+
+    /// Writes this rank's input.
+    fn fill(&mut self, size: Size, [input, _]: [At; 2]) -> Result<(), Failure> {
+        let Args { operation, data_type, fault, .. } = *self.args;
+        let len = operation.input(self.args, self.place, size.count);
+        let element = data_type.size();
+        let table = self.values().input(self.place.rank, len);
+        self.write(input, len * element, &table)?;
+        if let Some(fault) = fault.filter(|fault| fault.rank == self.place.rank && fault.index < len) {
+            let at = input.offset + (fault.index * element) as u64;
+            let mut bytes = [0];
+            self.collectives.read(input.buffer, at, &mut bytes)?;
+            self.collectives.write(input.buffer, at, &[bytes[0] ^ 1])?;
+        }
+        Ok(())
+    }
+
+    /// Writes what is right nowhere where the output will be.
+    fn spoil(&mut self, size: Size, [_, output]: [At; 2]) -> Result<(), Failure> {
+        let parts = self.args.operation.output(self.args, self.place, size.count);
+        let bytes = parts.iter().map(|part| part.len).sum::<usize>() * self.args.data_type.size();
+        self.write(output, bytes, &[0xa5; PIECE])
+    }
+
+    /// Writes so many bytes, those of a table again and again.
+    fn write(&mut self, to: At, bytes: usize, table: &[u8]) -> Result<(), Failure> {
+        let mut at = 0;
+        while at < bytes {
+            let piece = &table[..table.len().min(bytes - at)];
+            self.collectives.write(to.buffer, to.offset + at as u64, piece)?;
+            at += piece.len();
+            self.answer()?;
+        }
+        Ok(())
+    }
+
+    /// How many elements of this rank's output are wrong, and the first of them.
+    fn compare(&mut self, size: Size, output: At) -> Result<(u64, Option<Wrong>), Failure> {
+        let Args { operation, data_type, .. } = *self.args;
+        let (values, rank) = (self.values(), self.place.rank);
+        let (mut wrong, mut first) = (0, None);
+        let mut done = 0;
+        for Part { source, at, len } in operation.output(self.args, self.place, size.count) {
+            // As far as they differ, from the first element of the input.
+            let table = match source {
+                Source::Rank(rank) => values.input(rank, at + len),
+                Source::Reduced => values.reduced(at + len),
+            };
+            self.compare_part(data_type, output, done, &table, at, len, &mut |index, expected, got| {
+                wrong += 1;
+                first.get_or_insert(Wrong { rank, index, expected, got });
+            })?;
+            done += len;
+        }
+        Ok((wrong, first))
+    }
+
+    /// Compares `len` elements of the output from its element `from` on with those of a table that begins again, from `at` on.
+    #[expect(clippy::too_many_arguments, reason = "two ranges, and what to do with a difference")]
+    fn compare_part(
+        &mut self,
+        data_type: DataType,
+        output: At,
+        from: usize,
+        table: &[u8],
+        at: usize,
+        len: usize,
+        differs: &mut dyn FnMut(u64, u64, u64),
+    ) -> Result<(), Failure> {
+        let element = data_type.size();
+        let period = (table.len() / element).max(1);
+        let mut room = vec![0; PIECE];
+        let mut done = 0;
+        while done < len {
+            let start = (at + done) % period;
+            let count = (len - done).min(PIECE / element).min(period - start);
+            let piece = &mut room[..count * element];
+            self.collectives.read(output.buffer, output.offset + ((from + done) * element) as u64, piece)?;
+            let expected = &table[start * element..][..count * element];
+            if piece != expected {
+                let pairs = piece.chunks_exact(element).zip(expected.chunks_exact(element));
+                for (index, (got, expected)) in
+                    pairs.enumerate().filter(|(_, (got, expected))| got != expected)
+                {
+                    differs((from + done + index) as u64, bits_of(expected), bits_of(got));
+                }
+            }
+            done += count;
+            self.answer()?;
+        }
+        Ok(())
+    }
+
+    /// How many elements are wrong at all ranks, and the first of them.
+    fn verdict(&mut self, count: u64, first: Option<Wrong>) -> Result<(Option<u64>, Option<Wrong>), Failure> {
+        let Wrong { index, expected, got, .. } = first.unwrap_or_default();
+        let record = [count, index, expected, got].map(u64::to_be_bytes);
+        let records = self.exchange(record.as_flattened())?;
+        let words = |record: &[u8; RECORD]| {
+            let word =
+                |at: usize| record[8 * at..].first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+            [word(0), word(1), word(2), word(3)]
+        };
+        let all: Vec<[u64; 4]> = records.iter().map(words).collect();
+        let first = (0..).zip(&all).find(|(_, [count, ..])| *count > 0);
+        let first = first.map(|(rank, [_, index, expected, got])| Wrong {
+            rank,
+            index: *index,
+            expected: *expected,
+            got: *got,
+        });
+        Ok((Some(all.iter().map(|[count, ..]| count).sum()), first))
+    }
+
+    /// The greatest of all ranks, of each.
+    fn maxima(&mut self, own: &[f64]) -> Result<Vec<f64>, Failure> {
+        let mut bytes: Vec<u8> = own.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.collectives.write(self.room, 0, &bytes)?;
+        let operation = Operation::all_reduce(self.room, self.room, own.len(), DataType::F64, Reduction::Max);
+        self.collectives.run(self.all, &operation)?;
+        self.collectives.read(self.room, 0, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes)).collect())
+    }
+
+    /// What each rank tells, cut to the length of a record.
+    fn exchange(&mut self, own: &[u8]) -> Result<Vec<[u8; RECORD]>, Failure> {
+        let mut record = [0; RECORD];
+        let len = own.len().min(RECORD);
+        record[..len].copy_from_slice(&own[..len]);
+        let at = u64::from(self.place.rank) * RECORD as u64;
+        self.collectives.write(self.room, at, &record)?;
+        let operation = Operation::all_gather(self.room.at(at), self.room, RECORD, DataType::U8);
+        self.collectives.run(self.all, &operation)?;
+        let mut records = vec![[0; RECORD]; self.place.size as usize];
+        self.collectives.read(self.room, 0, records.as_flattened_mut())?;
+        Ok(records)
+    }
+}
