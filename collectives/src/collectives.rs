@@ -171,7 +171,7 @@ impl Collectives {
         let others = communicator.size.saturating_sub(1).max(1) as usize;
         // Whole elements, also in halves.
         let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
-        let room = self.allocate_private(long * (others + 1))?;
+        let room = self.room(long * (others + 1))?;
         let own = room.at((long * communicator.rank as usize) as u64);
         let near = room.at((SHORT * communicator.rank as usize) as u64);
         let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
@@ -183,7 +183,7 @@ impl Collectives {
             }
             Ok(shortest)
         };
-        self.run(communicator, &Operation::barrier())?;
+        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
         let short = Operation::all_gather(near, room, SHORT, DataType::U8);
         let latency = shortest(self, &short, Algorithm::Ring)? / others as f64;
         let at_once = shortest(self, &short, Algorithm::Direct)?;
@@ -253,7 +253,7 @@ impl Collectives {
         operation: &Operation,
         algorithm: Algorithm,
     ) -> Result<(), Error> {
-        let request = self.start_by(communicator, std::slice::from_ref(operation), Some(algorithm))?;
+        let request = self.start_by(communicator, std::slice::from_ref(operation), Some(algorithm), true)?;
         self.wait(request)
     }
 
@@ -317,7 +317,7 @@ impl Collectives {
                     .and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
             }
         };
-        let room = self.allocate_private(1)?;
+        let room = self.room(1)?;
         self.write(room, 0, &[u8::from(mapped.is_ok())])?;
         let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
         self.run_by(communicator, &all, Algorithm::Direct)?;
@@ -426,6 +426,11 @@ impl Collectives {
         self.register(memory)
     }
 
+    /// Memory of the host, for operations of a communicator's own.
+    fn room(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        self.register(allocate(None, bytes)?)
+    }
+
     /// Ends a registration and gives the memory back.
     ///
     /// # Errors
@@ -499,15 +504,16 @@ impl Collectives {
         communicator: Communicator,
         operations: &[Operation],
     ) -> Result<Request, Error> {
-        self.start_by(communicator, operations, None)
+        self.start_by(communicator, operations, None, false)
     }
 
-    /// As [`start_all`](Collectives::start_all), by an algorithm.
+    /// As [`start_all`](Collectives::start_all), by an algorithm; an operation of the program or of the communicator's own.
     fn start_by(
         &mut self,
         communicator: Communicator,
         operations: &[Operation],
         forced: Option<Algorithm>,
+        is_own: bool,
     ) -> Result<Request, Error> {
         let now = self.now();
         let mut first = None;
@@ -516,7 +522,7 @@ impl Collectives {
             let (mut process, groups) = self.process(now);
             let group =
                 groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-            match group.start(&mut process, operation, buffers, forced) {
+            match group.start(&mut process, operation, buffers, forced, is_own) {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
                     if first.is_some() {
@@ -769,11 +775,12 @@ impl Collectives {
         key: i32,
     ) -> Result<Option<Communicator>, Error> {
         const EACH: usize = 12;
-        let room = self.allocate_private(EACH * communicator.size as usize)?;
+        let room = self.room(EACH * communicator.size as usize)?;
         let own = (EACH * communicator.rank as usize) as u64;
         let words = [u32::from(color.is_some()), color.unwrap_or(0), key as u32];
         self.write(room, own, &words.map(u32::to_ne_bytes).concat())?;
-        let told = self.run(communicator, &Operation::all_gather(room.at(own), room, EACH, DataType::U8));
+        let rows = Operation::all_gather(room.at(own), room, EACH, DataType::U8);
+        let told = self.run_by(communicator, &rows, Algorithm::Direct);
         let mut bytes = vec![0; EACH * communicator.size as usize];
         self.read(room, 0, &mut bytes)?;
         self.deregister(room)?;

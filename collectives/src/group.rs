@@ -86,6 +86,7 @@ pub(crate) struct Group {
     first: u64,
     /// Operations of all ranks, so far, and the newest of them.
     calls: u32,
+    own_calls: u32,
     history: VecDeque<Call>,
     /// Memory and schedules of operations that have ended.
     scratch: Vec<(Mr, usize)>,
@@ -156,6 +157,7 @@ impl Group {
             executions: VecDeque::new(),
             first: 0,
             calls: 0,
+            own_calls: 0,
             history: VecDeque::with_capacity(HISTORY),
             scratch: Vec::new(),
             in_use: Vec::new(),
@@ -235,6 +237,7 @@ impl Group {
         operation: &Operation,
         buffers: [u64; 2],
         forced: Option<Algorithm>,
+        is_own: bool,
     ) -> Result<u64, Error> {
         let (rank, size) = (self.rank as usize, self.size() as usize);
         let lengths = operation.lengths(rank, size)?;
@@ -264,7 +267,7 @@ impl Group {
         let forced = forced.or(self.options.algorithm);
         let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced);
         if algorithm == Algorithm::Mapped {
-            return Ok(self.start_mapped(process, operation, lengths));
+            return Ok(self.start_mapped(process, operation, lengths, is_own));
         }
         let [sent, received] =
             [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
@@ -291,7 +294,7 @@ impl Group {
             scratch: scratch.map(|mr| (mr, 0)),
         };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
-        let call = self.call(operation, algorithm);
+        let call = self.call(operation, algorithm, is_own);
         let execution = Execution::new(id, call, schedule, places, what, process.now);
         let peers: Vec<(u32, bool)> = execution.peers().collect();
         for (peer, sends) in peers {
@@ -307,9 +310,15 @@ impl Group {
     }
 
     /// Begins an operation on memory that all ranks have mapped.
-    fn start_mapped(&mut self, process: &Process<'_>, operation: &Operation, lengths: (usize, usize)) -> u64 {
+    fn start_mapped(
+        &mut self,
+        process: &Process<'_>,
+        operation: &Operation,
+        lengths: (usize, usize),
+        is_own: bool,
+    ) -> u64 {
         let id = self.first + self.executions.len() as u64;
-        let call = self.call(operation, Algorithm::Mapped);
+        let call = self.call(operation, Algorithm::Mapped, is_own);
         let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
         let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
@@ -384,7 +393,7 @@ impl Group {
     }
 
     /// What both ends of a channel must have in common of an operation.
-    fn call(&mut self, operation: &Operation, algorithm: Algorithm) -> Call {
+    fn call(&mut self, operation: &Operation, algorithm: Algorithm, is_own: bool) -> Call {
         let hash = |counts: &[usize]| hash(counts.iter().flat_map(|count| (*count as u64).to_be_bytes()));
         let counts = match operation.kind {
             // Ranks know their own counts alone.
@@ -397,8 +406,9 @@ impl Group {
             *count = count.wrapping_add(1);
             (*count - 1) & !Call::OF_TWO | Call::OF_TWO
         } else {
-            self.calls = self.calls.wrapping_add(1) & !Call::OF_TWO;
-            self.calls.wrapping_sub(1) & !Call::OF_TWO
+            let (count, bits) = if is_own { (&mut self.own_calls, Call::OWN) } else { (&mut self.calls, 0) };
+            *count = (*count + 1) & (Call::OWN - 1);
+            count.wrapping_sub(1) & (Call::OWN - 1) | bits
         };
         let call = Call {
             number,
@@ -954,7 +964,7 @@ impl Group {
     /// Which ranks an operation waits for, and what they have called.
     fn waits_for(&self, peers: &[u32], number: u32, (steps, done): (usize, usize)) -> String {
         let of = |peer: &u32| match self.peers[*peer as usize].calls {
-            Some(calls) if number & Call::OF_TWO == 0 && calls <= number => {
+            Some(calls) if number & (Call::OF_TWO | Call::OWN) == 0 && calls <= number => {
                 format!("rank {peer}, which has made {calls} calls and not this one")
             }
             _ => format!("rank {peer}"),

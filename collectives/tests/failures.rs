@@ -15,7 +15,7 @@ use ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce::driver::{self, Clock, Error as DriverError, FilteredSource, FrameSink, FrameSource, Sent};
 use ferroce::{Nanos, PacketDriver};
 use ferroce_collectives::{
-    Cause, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp, Reduction,
+    Cause, Collectives, Communicator, DataType, Error, Operation, Options, ReduceOp, Reduction, SharedMemory,
 };
 use group::{LIMIT, join_again, options, run, run_on, run_with_gpus, sum};
 
@@ -286,21 +286,22 @@ fn a_rank_whose_link_is_cut_is_named_by_the_others() {
         }
     };
     let times: Arc<Mutex<Vec<Duration>>> = Arc::default();
-    let outcomes = run_on(3, impatient(), LIMIT, open, move |mut ranks, all| {
-        let buffer = ranks.allocate(400_000).unwrap();
-        for calls in 0.. {
-            if calls == 20 && all.rank() == 1 {
-                cut.store(true, Ordering::Relaxed);
+    let outcomes =
+        run_on(3, impatient().shared_memory(SharedMemory::Off), LIMIT, open, move |mut ranks, all| {
+            let buffer = ranks.allocate(400_000).unwrap();
+            for calls in 0.. {
+                if calls == 20 && all.rank() == 1 {
+                    cut.store(true, Ordering::Relaxed);
+                }
+                let start = Instant::now();
+                if let Err(error) = sum(&mut ranks, all, buffer, 100_000, DataType::F32) {
+                    times.lock().unwrap().push(start.elapsed());
+                    ranks.finish().unwrap();
+                    return error;
+                }
             }
-            let start = Instant::now();
-            if let Err(error) = sum(&mut ranks, all, buffer, 100_000, DataType::F32) {
-                times.lock().unwrap().push(start.elapsed());
-                ranks.finish().unwrap();
-                return error;
-            }
-        }
-        unreachable!()
-    });
+            unreachable!()
+        });
     let outcomes: Vec<_> = outcomes.into_iter().map(Some).collect();
     for rank in [0, 2] {
         assert_eq!(cause(&outcomes[rank]).and_then(Cause::lost), Some(1), "rank {rank}: {outcomes:?}");

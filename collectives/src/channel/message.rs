@@ -136,6 +136,8 @@ impl Header {
 impl Call {
     /// What the highest bit of a number says.
     pub(crate) const OF_TWO: u32 = 1 << 31;
+    /// What the second highest says: a communicator's own operation, which no program has called.
+    pub(crate) const OWN: u32 = 1 << 30;
 }
 
 /// As it reads in errors: `call 3, all_reduce of 1000 f32 (sum) by ring`.
@@ -146,6 +148,7 @@ impl fmt::Display for Call {
             Kind::Send | Kind::Receive => {
                 write!(f, "message {} of send and receive", number & !Call::OF_TWO)?
             }
+            _ if number & Call::OWN != 0 => write!(f, "the communicator's own {kind}")?,
             _ => write!(f, "call {number}, {kind}")?,
         }
         match count {
