@@ -173,8 +173,8 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         let words = [2, words[0], words[1]].map(u32::to_be_bytes).concat();
         [kind, b"frcc", &words, rest].concat()
     };
-    let card = [7; Card::LEN];
-    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &[&[0; 8], &card[..]].concat()))?;
+    let card = [7_u8; Card::LEN];
+    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &[&[0_u8; 8][..], &card].concat()))?;
     corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * Card::LEN as u32], &card.repeat(4)))?;
     corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
     // Control messages of collectives: magic, version, kind, flags, length, 20 bytes of numbers, a body of 160 bytes.
