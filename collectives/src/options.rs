@@ -1,3 +1,5 @@
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use ferroce::{Idle, PathMtu, Psn, ReadyToSend};
@@ -18,6 +20,26 @@ pub enum SharedMemory {
     Off,
     /// Always: to join is an error where it can't be.
     Required,
+}
+
+impl fmt::Display for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SharedMemory::Auto => "auto",
+            SharedMemory::Off => "off",
+            SharedMemory::Required => "required",
+        })
+    }
+}
+
+impl FromStr for SharedMemory {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<SharedMemory, Error> {
+        let all = [SharedMemory::Auto, SharedMemory::Off, SharedMemory::Required];
+        let found = all.into_iter().find(|how| how.to_string() == name);
+        found.ok_or_else(|| Error::invalid("shared memory", name, "auto, off or required"))
+    }
 }
 
 /// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes` and `algorithm`, which is checked.

@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use ferroce::{DeviceSpec, Idle};
-use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction};
+use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction, SharedMemory};
 use ferroce_driver::machine::Machine;
 
 use crate::endpoint::end_at_once_on_signals;
@@ -93,6 +93,9 @@ pub struct Args {
     /// [default: adaptive; without spinning where ranks outnumber cores].
     #[arg(long, value_name = "HOW")]
     idle: Option<Idle>,
+    /// Whether ranks of one host work on memory that all of them have mapped, without packets: auto, off, required.
+    #[arg(long, default_value_t, value_name = "HOW")]
+    shared_memory: SharedMemory,
     /// Memory of the elements: host, or a GPU's (opencl[:N], cuda[:N]), which then reduces, too.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
@@ -239,8 +242,11 @@ impl Args {
     }
 
     fn options(&self) -> Options {
-        let mut options =
-            Options::default().algorithm(self.algorithm).idle(self.idle()).stall_timeout(self.timeout());
+        let mut options = Options::default()
+            .algorithm(self.algorithm)
+            .idle(self.idle())
+            .stall_timeout(self.timeout())
+            .shared_memory(self.shared_memory);
         if let Some(chunk) = self.chunk {
             options = options.chunk_bytes(chunk);
         }
@@ -285,7 +291,9 @@ impl Args {
         let chunk = self.chunk.map(|bytes| format!("chunks of {bytes} B"));
         let eager = self.eager.map(|bytes| format!("eager up to {bytes} B"));
         let idle = self.idle.map(|idle| format!("idle {idle:?}"));
-        [algorithm, chunk, eager, idle].into_iter().flatten().collect()
+        let is_auto = self.shared_memory == SharedMemory::Auto;
+        let shared_memory = (!is_auto).then(|| format!("shared memory {}", self.shared_memory));
+        [algorithm, chunk, eager, idle, shared_memory].into_iter().flatten().collect()
     }
 }
 
@@ -329,6 +337,7 @@ impl Args {
         add("--iterations", iterations.to_string());
         add("--warmup", warmup.to_string());
         add("--check", u8::from(self.check).to_string());
+        add("--shared-memory", self.shared_memory.to_string());
         add("--memory", self.memory.to_string());
         add("--timeout", self.timeout.to_string());
         self.device.iter().for_each(|device| add("--device", device.to_string()));
@@ -385,7 +394,7 @@ mod tests {
             "all_reduce",
             "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
             "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
-            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive",
+            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off",
         ] {
             let args = parse(text);
             let again = parse(&args.to_arguments().join(" "));
