@@ -121,6 +121,7 @@ mod execution;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod group;
+pub mod manual;
 mod mapped;
 mod memory;
 mod operation;

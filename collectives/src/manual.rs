@@ -1,0 +1,86 @@
+//! Collectives: operations, the order of reductions, errors, threads, and what to tune. There is no code in it.
+//!
+//! # Ranks, communicators, operations
+//!
+//! A process has one [`Collectives`] on one [`Context`](ferroce::Context). It joins communicators: with a
+//! [`Bootstrap`], by which the ranks meet over TCP, or with the [`Card`]s of all ranks, brought together by any other means.
+//! [`split`](Collectives::split), [`subset`](Collectives::subset) and [`shrink`](Collectives::shrink) make communicators of one.
+//!
+//! An [`Operation`] is data. All ranks of a communicator begin the same ones in the same order; [`send`](Operation::send) and
+//! [`receive`](Operation::receive) concern two ranks, and match in their order. Each [`start`](Collectives::start) gives a
+//! [`Request`]. Several may be under way at once: they begin in their order, and end in any. An operation that waits for another
+//! one of the same rank, such as a send and a receive of two ranks to each other, is begun beside it, by two calls of `start` or by
+//! [`start_all`](Collectives::start_all).
+//!
+//! While an operation is under way its input is not written and its output is neither read nor written. Counts are of elements.
+//!
+//! # Which algorithm
+//!
+//! | algorithm | steps | each rank sends | for |
+//! |---|---|---|---|
+//! | [`Direct`](Algorithm::Direct) | 1 | n − 1 times all | short operations; all-to-all, gather, scatter |
+//! | [`TwoStep`](Algorithm::TwoStep) | 2 | 2 (n − 1) / n of all | all-reduce of few ranks |
+//! | [`Ring`](Algorithm::Ring) | 2 (n − 1) | 2 (n − 1) / n of all | long operations; each rank talks to two others |
+//! | [`Halving`](Algorithm::Halving) | 2 log₂ n | 2 (n − 1) / n of all | operations between, and many ranks |
+//! | [`Tree`](Algorithm::Tree) | 2 log₂ n | twice all | broadcast and reduce of many ranks |
+//! | [`Hierarchical`](Algorithm::Hierarchical) | | less between hosts | hosts with as many ranks each |
+//! | [`Mapped`](Algorithm::Mapped) | 2 | nothing | ranks that are all on one host |
+//!
+//! [`Mapped`](Algorithm::Mapped) is taken wherever it can be: memory that [`allocate`](Collectives::allocate) gives is read and written
+//! by the ranks of the host themselves, other memory costs a copy more. Else the cheapest one is taken, by a [`Model`] with a
+//! latency and a bandwidth that are measured when the ranks meet; all ranks have the same model. [`Collectives::explain`] says what
+//! is taken, why, and what each would cost. [`Options::algorithm`] forces one for operations that have it.
+//!
+//! # The order of reductions
+//!
+//! All ranks get the same bits, in every run of the same algorithm with as many ranks and as long chunks. Where a NaN comes out, its
+//! sign and payload may differ between processors of different kinds.
+//!
+//! | algorithm | an element is |
+//! |---|---|
+//! | Direct, TwoStep, Mapped | `((x[0] ⊕ x[1]) ⊕ x[2]) ⊕ …`, by rank |
+//! | Ring, all-reduce | as above, beginning with rank `s` for segment `s` of n, indices modulo n |
+//! | Ring, reduce-scatter | as above, beginning with rank `b + 1` for block `b` |
+//! | Ring, reduce | as above, beginning with the rank behind the root |
+//! | Halving | halves of halves: each rank's own partial result between those from ranks before it and behind it |
+//! | Tree | by rank counted from the root: what comes from the child before, the own element, what comes from the child behind; the root's own comes first |
+//! | Hierarchical | by rank inside the host, then along the ring of hosts |
+//!
+//! Integers wrap. f16, bf16 and the 8-bit floats are computed with as f32, and rounded when a result is stored or sent: with Direct,
+//! TwoStep and Mapped once. 8-bit floats take one of these by themselves. An average is the sum, divided once.
+//! [`driver::reduction`](ferroce::driver::reduction) has the details of types.
+//!
+//! # Errors
+//!
+//! [`Error::Invalid`] refuses an operation before anything has happened. [`Error::Failed`] ends a communicator: every operation
+//! under way on every rank ends with it, outputs hold anything, and later operations are refused. Its [`Cause`] says why:
+//!
+//! | cause | what to do |
+//! |---|---|
+//! | [`Mismatch`](Cause::Mismatch) | a bug: two ranks called different things; both are named |
+//! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is cut off, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and go on without it, or give it more time |
+//! | [`Aborted`](Cause::Aborted) | another rank was first; its words are in it |
+//! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs |
+//! | [`Protocol`](Cause::Protocol) | a rank sent what it may not: another version, memory that was overwritten, an attack |
+//! | [`Local`](Cause::Local) | this rank's port, memory or device |
+//!
+//! # Threads
+//!
+//! Everything happens in [`poll`](Collectives::poll), which never blocks and takes the time from outside.
+//! [`test`](Collectives::test) calls it, [`wait`](Collectives::wait) calls it until the request has ended. A rank that does not poll
+//! does not answer: one that computes for long between operations, while others wait for it, is given up after
+//! [`Options::retry_budget`], 4.3 s by default. A [`Runner`] polls on a thread of its own, which sleeps while there is nothing to
+//! do, and gives other threads a handle whose operations are futures.
+//!
+//! # What to tune
+//!
+//! - Ranks that outnumber cores: [`Options::idle`] with `Idle::Adaptive { spins: 0, yields: 20 }`. A rank that spins keeps the core from
+//!   the one that it waits for.
+//! - [`Options::chunk_bytes`], 256 KiB less 64 bytes: shorter where many ranks pass chunks on along a ring, longer on a port that
+//!   moves long messages best.
+//! - [`Options::eager_bytes`], 16 KiB: messages up to that length are copied, and cost no answer.
+//! - [`Options::ack_timeout`] and [`Options::retry_count`]: how long a rank may be silent, against how soon its death is noticed.
+//! - A rank has memory for each other rank that it talks to: 256 KiB, and up to 2 MiB where it reduces what comes in chunks.
+
+#[cfg(doc)]
+use crate::*;
