@@ -18,6 +18,7 @@ use ferroce::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::compute::Computer;
 use crate::memory::{allocate, deregister, register};
 use crate::options::Options;
 use message::{Call, Grant, Header, Immediate, Purpose};
@@ -364,11 +365,12 @@ impl Channel {
         &mut self,
         context: &mut Context,
         pd: Pd,
-        device: Option<&dyn ferroce::driver::gpu::Device>,
+        computer: &mut Computer,
     ) -> Result<(), crate::Error> {
         if self.staging.is_none() {
-            let memory = allocate(device, self.limits.staging as usize)?;
-            self.staging = Some(register(context, pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?);
+            let memory = allocate(computer.device(), self.limits.staging as usize)?;
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            self.staging = Some(computer.register(context, pd, memory, access)?);
         }
         Ok(())
     }

@@ -17,7 +17,7 @@ use crate::control::Control;
 use crate::error::Cause;
 use crate::group::{Group, Outcome, Process};
 use crate::mapped::{Host, Mapped};
-use crate::memory::{allocate, deregister, register};
+use crate::memory::{allocate, deregister};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
 use crate::{
@@ -75,7 +75,6 @@ pub struct Collectives {
     pd: Pd,
     control: Control,
     computer: Computer,
-    device: Option<Arc<dyn Device>>,
     poller: Poller,
     buffers: Vec<Buffer>,
     /// Memory that is shared with the processes of this host.
@@ -113,14 +112,13 @@ impl Collectives {
     fn reducing(mut context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
         let pd = context.alloc_pd()?;
         let control = Control::new(&mut context, pd)?;
-        let (computer, poller) = (Computer::default(), Poller::new());
+        let (computer, poller) = (Computer::new(device), Poller::new());
         let (buffers, groups, requests) = (Vec::new(), Slab::default(), Slab::default());
         Ok(Collectives {
             context,
             pd,
             control,
             computer,
-            device,
             poller,
             buffers,
             host: Host::default(),
@@ -289,7 +287,7 @@ impl Collectives {
 
     /// What ranks of this host open this process's board by; nothing if there is none.
     fn board(&mut self, options: &Options) -> Result<Ticket, Error> {
-        if options.shared_memory == SharedMemory::Off || self.device.is_some() {
+        if options.shared_memory == SharedMemory::Off || self.computer.device().is_some() {
             return Ok(Ticket::default());
         }
         match self.host.board(&mut self.context, self.pd) {
@@ -388,7 +386,8 @@ impl Collectives {
     /// [`Error::Verbs`].
     pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let buffer = Buffer { mr: register(&mut self.context, self.pd, memory, access)? };
+        let mr = self.computer.register(&mut self.context, self.pd, memory, access)?;
+        let buffer = Buffer { mr };
         self.buffers.push(buffer);
         Ok(buffer)
     }
@@ -400,7 +399,7 @@ impl Collectives {
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
     pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        if self.device.is_some() {
+        if self.computer.device().is_some() {
             return self.allocate_private(bytes);
         }
         match Host::allocate(bytes) {
@@ -422,7 +421,7 @@ impl Collectives {
     /// # Errors
     /// As [`allocate`](Collectives::allocate).
     pub fn allocate_private(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        let memory = allocate(self.device.as_deref(), bytes)?;
+        let memory = allocate(self.computer.device(), bytes)?;
         self.register(memory)
     }
 
@@ -436,9 +435,14 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
-        let Collectives { context, poller, .. } = self;
+        let Collectives { context, poller, groups, computer, .. } = self;
+        // Of a communicator that has failed nobody asks for what the device was about.
+        if groups.iter().any(|group| group.failure().is_some()) {
+            computer.stop();
+        }
         let memory = deregister(context, || poller.now(), buffer.mr)?;
         self.host.forget(buffer.mr);
+        self.computer.forget(buffer.mr);
         self.buffers.retain(|other| *other != buffer);
         Ok(memory)
     }
@@ -851,6 +855,9 @@ impl Collectives {
         let left =
             if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
         let told = self.tell_failures();
+        if has_failed || left.is_err() {
+            self.computer.stop();
+        }
         let mut handles = vec![communicator.handle];
         while let Some(handle) = handles.pop() {
             // With it go those that it was made of by shrinking.
@@ -926,8 +933,8 @@ impl Collectives {
     }
 
     fn process(&mut self, now: Nanos) -> (Process<'_>, &mut Slab<Group>) {
-        let Collectives { context, control, computer, host, pd, device, groups, .. } = self;
-        (Process { context, control, computer, host, pd: *pd, device: device.as_deref(), now }, groups)
+        let Collectives { context, control, computer, host, pd, groups, .. } = self;
+        (Process { context, control, computer, host, pd: *pd, now }, groups)
     }
 }
 

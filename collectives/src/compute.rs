@@ -1,20 +1,48 @@
-//! Copies and reductions of memory of any kind: by the CPU in place, or of a GPU's memory by way of the host's.
+//! Copies and reductions of memory of any kind: by the CPU in place, by a GPU of its own memory, or of a GPU's memory by way of the
+//! host's.
+
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
+use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket, supports};
 use ferroce::driver::reduction::{DataType, MAX_SPANS, Reduction, scale};
 use ferroce::driver::{Span, SpanMut};
-use ferroce::{Context, Mr, Sge};
+use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Sge};
 
 use crate::Error;
+use crate::memory::register;
 
 /// What goes into a reduction.
 pub(crate) type Operands = ArrayVec<Sge, MAX_SPANS>;
 
-/// Room for what the CPU can't reach.
+/// What computes.
 #[derive(Default)]
 pub(crate) struct Computer {
     /// Of each operand a block, and of the result.
     blocks: Vec<u8>,
+    device: Option<DeviceReducer>,
+}
+
+/// A device that reduces its own memory.
+struct DeviceReducer {
+    device: Arc<dyn Device>,
+    /// Made when it is first needed.
+    reducer: Option<Box<dyn Reducer>>,
+    /// Everything up to it has ended.
+    ended: Ticket,
+    /// The regions of its memory.
+    regions: HashSet<Mr>,
+}
+
+/// What a device makes of a reduction.
+pub(crate) enum ByDevice {
+    /// It is none of its.
+    No,
+    /// It has as many as it takes: later.
+    Later,
+    /// It has begun.
+    Begun(Ticket),
 }
 
 /// Bytes of a block: whole elements, that stay in the first cache.
@@ -23,6 +51,94 @@ const BLOCK: usize = 4096;
 const LONGEST: usize = 1 << 30;
 
 impl Computer {
+    /// With a device that reduces its own memory.
+    pub(crate) fn new(device: Option<Arc<dyn Device>>) -> Computer {
+        let device = device.map(|device| DeviceReducer {
+            device,
+            reducer: None,
+            ended: Ticket::NONE,
+            regions: HashSet::new(),
+        });
+        Computer { blocks: Vec::new(), device }
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> Option<&dyn Device> {
+        self.device.as_ref().map(|own| &*own.device)
+    }
+
+    /// Registers memory, and remembers which regions are the device's.
+    pub(crate) fn register(
+        &mut self,
+        context: &mut Context,
+        pd: Pd,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Mr, Error> {
+        let own = self.device.as_ref().map(|own| &own.device);
+        let is_own = memory.device().zip(own).is_some_and(|(its, own)| Arc::ptr_eq(its, own));
+        let mr = register(context, pd, memory, access)?;
+        if let Some(own) = self.device.as_mut().filter(|_| is_own) {
+            own.regions.insert(mr);
+        }
+        Ok(mr)
+    }
+
+    /// A region is no more.
+    pub(crate) fn forget(&mut self, mr: Mr) {
+        self.device.iter_mut().for_each(|own| {
+            own.regions.remove(&mr);
+        });
+    }
+
+    /// Ends what the device has begun and nobody asks for any more.
+    pub(crate) fn stop(&mut self) {
+        self.device.iter_mut().for_each(|own| (own.reducer, own.ended) = (None, Ticket::NONE));
+    }
+
+    /// Begins a reduction by the device, if it can do it: in place, of two operands of its own memory.
+    pub(crate) fn begin(
+        &mut self,
+        context: &Context,
+        now: Nanos,
+        reduction: Reduction,
+        target: Sge,
+        sources: &[Sge],
+    ) -> Result<ByDevice, Error> {
+        let Some(own) = &mut self.device else { return Ok(ByDevice::No) };
+        let source = match sources {
+            [first, second] if *first == target => second,
+            [first, second] if *second == target => first,
+            _ => return Ok(ByDevice::No),
+        };
+        let is_own = own.regions.contains(&target.mr) && own.regions.contains(&source.mr);
+        if !is_own || reduction.divide_by.is_some() || !supports(reduction.data_type) {
+            return Ok(ByDevice::No);
+        }
+        let reducer = match &mut own.reducer {
+            Some(reducer) => reducer,
+            none => none.insert(own.device.reducer()?),
+        };
+        let piece = |sge: Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
+        match reducer.reduce(now, (reduction.data_type, reduction.op), piece(target)?, piece(*source)?) {
+            Ok(ticket) => Ok(ByDevice::Begun(ticket)),
+            Err(GpuError::Full { .. }) => Ok(ByDevice::Later),
+            Err(GpuError::Unaligned { .. }) => Ok(ByDevice::No),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a reduction by the device has ended.
+    pub(crate) fn has_ended(&mut self, now: Nanos, ticket: Ticket) -> Result<bool, Error> {
+        let Some(DeviceReducer { reducer: Some(reducer), ended, .. }) = &mut self.device else {
+            return Ok(true);
+        };
+        if *ended < ticket {
+            *ended = reducer.done(now).map_err(|failed| Error::Gpu(failed.source))?;
+        }
+        Ok(ticket <= *ended)
+    }
+
     /// Copies bytes.
     pub(crate) fn copy(&mut self, context: &mut Context, target: Sge, source: Sge) -> Result<(), Error> {
         if let Some(done) = by_cpu(context.copy(target, source)) {

@@ -1,13 +1,13 @@
 //! One operation under way: a schedule, carried out on channels and memory.
 
-use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
 use ferroce::{Context, Mr, Nanos, Pd, RKey, RemoteAddress, Sge};
 use zerocopy::IntoBytes;
 
 use crate::channel::message::{Call, Grant, Purpose};
 use crate::channel::{Channel, Waiting};
-use crate::compute::{Computer, Operands};
+use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
 use crate::operation::Reduction;
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
@@ -23,6 +23,8 @@ pub(crate) struct Execution {
     /// Steps that are not done.
     left: usize,
     lanes: Vec<Lane>,
+    /// A step that a device is about.
+    running: Option<(Ticket, usize)>,
     /// When something moved last.
     pub(crate) moved: Nanos,
 }
@@ -67,7 +69,6 @@ enum Way {
 pub(crate) struct Tools<'a> {
     pub(crate) context: &'a mut Context,
     pub(crate) pd: Pd,
-    pub(crate) device: Option<&'a dyn Device>,
     pub(crate) computer: &'a mut Computer,
     /// By rank.
     pub(crate) links: &'a mut [crate::group::Peer],
@@ -125,6 +126,7 @@ impl Execution {
             done: vec![false; count],
             left: count,
             lanes: Vec::new(),
+            running: None,
             moved: now,
         };
         for step in 0..count {
@@ -136,7 +138,18 @@ impl Execution {
     /// An operation that has no steps: it is carried out elsewhere, and [`sent`](Execution::sent) says of step 0 when it is done.
     pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What, now: Nanos) -> Execution {
         let (schedule, done) = (Schedule::default(), vec![false]);
-        Execution { id, call, schedule, places, arithmetic, done, left: 1, lanes: Vec::new(), moved: now }
+        Execution {
+            id,
+            call,
+            schedule,
+            places,
+            arithmetic,
+            done,
+            left: 1,
+            lanes: Vec::new(),
+            running: None,
+            moved: now,
+        }
     }
 
     /// Whether it has steps of its own.
@@ -181,6 +194,11 @@ impl Execution {
         })
     }
 
+    /// Whether a device is about a step, which tells nobody when it is done.
+    pub(crate) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
     /// Whether all is done.
     pub(crate) fn is_done(&self) -> bool {
         self.left == 0
@@ -210,7 +228,7 @@ impl Execution {
 
     /// Makes all steps that can be made. Whether there were any.
     pub(crate) fn advance(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
-        let mut has_moved = false;
+        let mut has_moved = self.take_from_device(tools)?;
         loop {
             let mut moved = false;
             for index in 0..self.lanes.len() {
@@ -336,11 +354,12 @@ impl Execution {
         }
         let mut moved = false;
         while tools.budget > 0
+            && self.running.is_none()
             && let Some(step) = self.next_of(index)
             && self.is_ready(step)
             && self.can_take(step, tools)?
+            && self.take(step, tools)?
         {
-            self.take(step, tools)?;
             moved = true;
         }
         if self.next_of(index).is_none() && tools.links[peer].receives.front() == Some(&self.id) {
@@ -373,7 +392,7 @@ impl Execution {
             return Ok(true);
         }
         if tells_staging {
-            channel.make_staging(tools.context, tools.pd, tools.device)?;
+            channel.make_staging(tools.context, tools.pd, tools.computer)?;
         }
         let output = match (lands, self.places.output) {
             (true, Some((mr, offset))) => {
@@ -447,64 +466,93 @@ impl Execution {
         Ok(true)
     }
 
-    /// Makes a step for which all has come.
-    fn take(&mut self, step: usize, tools: &mut Tools<'_>) -> Result<(), Trouble> {
+    /// Makes a step for which all has come, or has a device begin it. `false` if the device takes it later.
+    fn take(&mut self, step: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        if let Step::Combine { to, len, operands, finish } = &self.schedule.steps[step]
+            && *len > 0
+        {
+            let bytes = self.bytes(*len);
+            let mut sources = Operands::new();
+            for operand in self.schedule.operands(operands) {
+                sources.push(match operand {
+                    Operand::Own(spot) => self.sge(*spot, bytes)?,
+                    Operand::Arrival(peer) => arrived(tools, *peer, bytes)?,
+                });
+            }
+            let target = self.sge(*to, bytes)?;
+            tools.budget = tools.budget.saturating_sub(bytes);
+            match self.combine(*finish, target, &sources, tools)? {
+                ByDevice::No => {}
+                ByDevice::Later => return Ok(false),
+                ByDevice::Begun(ticket) => {
+                    self.running = Some((ticket, step));
+                    return Ok(true);
+                }
+            }
+        }
+        self.settle(step, tools);
+        Ok(true)
+    }
+
+    /// A step is done: what it took is taken.
+    fn settle(&mut self, step: usize, tools: &mut Tools<'_>) {
         match &self.schedule.steps[step] {
             Step::Send { .. } => {}
             Step::Land { peer, .. } => took(tools, *peer),
-            Step::Combine { to, len, operands, finish } => {
-                let bytes = self.bytes(*len);
-                let operands = self.schedule.operands(operands);
-                if *len > 0 {
-                    let mut sources = Operands::new();
-                    for operand in operands {
-                        sources.push(match operand {
-                            Operand::Own(spot) => self.sge(*spot, bytes)?,
-                            Operand::Arrival(peer) => arrived(tools, *peer, bytes)?,
-                        });
-                    }
-                    let target = self.sge(*to, bytes)?;
-                    self.combine(*finish, target, &sources, tools)?;
-                }
-                for operand in operands {
+            Step::Combine { operands, .. } => {
+                for operand in self.schedule.operands(operands) {
                     if let Operand::Arrival(peer) = operand {
                         took(tools, *peer);
                     }
                 }
-                tools.budget = tools.budget.saturating_sub(bytes.max(1));
             }
         }
         self.finish(step);
-        Ok(())
     }
 
+    /// Whether the device has ended the step that it was about.
+    fn take_from_device(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        let Some((ticket, step)) = self.running else { return Ok(false) };
+        if !tools.computer.has_ended(tools.now, ticket)? {
+            return Ok(false);
+        }
+        self.running = None;
+        self.settle(step, tools);
+        Ok(true)
+    }
+
+    /// Combines operands, or has the device begin it. [`ByDevice::No`] if it is done.
     fn combine(
         &self,
         finish: Finish,
         target: Sge,
         sources: &Operands,
         tools: &mut Tools<'_>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<ByDevice, Trouble> {
         let What { data_type, reduction, size } = self.arithmetic;
-        let computer = &mut *tools.computer;
+        let Tools { computer, context, now, .. } = tools;
         if let (Finish::Scale, Some(Reduction::PreMulSum(factor))) = (finish, reduction) {
-            return Ok(computer.scale(tools.context, data_type, target, sources[0], factor)?);
+            computer.scale(context, data_type, target, sources[0], factor)?;
+            return Ok(ByDevice::No);
         }
         let op = reduction.map_or(ferroce::driver::reduction::ReduceOp::Sum, Reduction::op);
-        let arithmetic = Arithmetic::new(data_type, op);
-        let arithmetic = if finish == Finish::Whole { arithmetic.divide_by(size) } else { arithmetic };
-        Ok(computer.reduce(tools.context, arithmetic, target, sources)?)
+        let arithmetic = Arithmetic::new(data_type, op).divide_by((finish == Finish::Whole).then_some(size));
+        let by_device = computer.begin(context, *now, arithmetic, target, sources)?;
+        if matches!(by_device, ByDevice::No) {
+            computer.reduce(context, arithmetic, target, sources)?;
+        }
+        Ok(by_device)
     }
 
     /// Makes the steps of a lane that nobody else is needed for.
     fn compute(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while tools.budget > 0
-            && let Some(&step) = self.lanes[index].steps.get(self.lanes[index].next)
-            && self.is_ready(step as usize)
+            && self.running.is_none()
+            && let Some(step) = self.next_of(index)
+            && self.is_ready(step)
+            && self.take(step, tools)?
         {
-            self.take(step as usize, tools)?;
-            self.lanes[index].next += 1;
             moved = true;
         }
         Ok(moved)

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ferroce::driver::gpu::Device;
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
 use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
@@ -19,7 +18,7 @@ use crate::control::{BODY, Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
 use crate::mapped::{Bench, Host, Job, Mapped};
-use crate::memory::{allocate, deregister, register, when_free};
+use crate::memory::{allocate, deregister, when_free};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
 use crate::schedule::{Algorithm, Hosts, Schedule, Seat, Shape, Task, plan};
@@ -53,7 +52,6 @@ pub(crate) struct Process<'a> {
     pub(crate) computer: &'a mut Computer,
     pub(crate) host: &'a mut Host,
     pub(crate) pd: Pd,
-    pub(crate) device: Option<&'a dyn Device>,
     pub(crate) now: Nanos,
 }
 
@@ -457,8 +455,9 @@ impl Group {
             Some(index) => self.scratch.swap_remove(index),
             None => {
                 let length = bytes.next_power_of_two().max(4096);
-                let memory = allocate(process.device, length)?;
-                (register(process.context, process.pd, memory, ferroce::Access::LOCAL_WRITE)?, length)
+                let Process { context, computer, pd, .. } = process;
+                let memory = allocate(computer.device(), length)?;
+                (computer.register(context, *pd, memory, ferroce::Access::LOCAL_WRITE)?, length)
             }
         };
         self.in_use.push((id, mr, length));
@@ -781,7 +780,6 @@ impl Group {
         let mut tools = Tools {
             context: process.context,
             pd: process.pd,
-            device: process.device,
             computer: process.computer,
             links: &mut self.peers,
             now: process.now,
@@ -791,6 +789,7 @@ impl Group {
         for slot in &mut self.executions {
             let Some(execution) = slot else { continue };
             moved |= execution.advance(&mut tools)?;
+            self.is_dirty |= execution.is_running();
             if tools.budget == 0 {
                 // The rest behind the packets that have come.
                 self.is_dirty = true;

@@ -76,7 +76,7 @@ impl World {
     }
 
     fn allocate(&mut self, bytes: usize) -> Vec<Buffer> {
-        self.ranks.iter_mut().map(|(it, _)| it.allocate(bytes).unwrap()).collect()
+        self.ranks.iter_mut().map(|(it, _)| it.allocate_private(bytes).unwrap()).collect()
     }
 }
 
@@ -116,7 +116,8 @@ fn all_reduce(
 
 #[test]
 fn sixty_four_ranks_by_every_algorithm() {
-    for algorithm in Algorithm::ALL {
+    // Simulated ranks share no memory.
+    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Mapped) {
         // Direct exchange of more than this takes the test's time, not the algorithm's.
         let count = if algorithm == Algorithm::Direct { 16 } else { 4096 };
         let (times, _) = all_reduce(64, 1, link(), count, Options::default().algorithm(algorithm), 8);

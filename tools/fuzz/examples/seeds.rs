@@ -185,7 +185,8 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
         ("abort", 4, b"no more data"),
         ("aborted", 5, &[]),
     ] {
-        let mut message = [b"\x06frcl\x01", &[kind, 1, body.len() as u8][..], &[0, 0, 0, 1].repeat(5), body].concat();
+        let mut message =
+            [b"\x06frcl\x01", &[kind, 1, body.len() as u8][..], &[0, 0, 0, 1].repeat(5), body].concat();
         message.resize(1 + 8 + 20 + 160, 0);
         corpus.add("exchange", name, &message)?;
     }
