@@ -3,8 +3,9 @@
 
 use ferroce::{
     Access, AddressVector, Ah, Context, Cq, Data, Destination, Gid, Mr, Pd, Qp, QpConfig, Qpn,
-    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, WcStatus,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
 };
+use tracing::debug;
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -184,6 +185,12 @@ impl Control {
         while let Some(wc) = context.poll_cq(self.cq)? {
             if wc.wr_id == SENT {
                 self.under_way -= 1;
+                if wc.status != WcStatus::Success && wc.status != WcStatus::WrFlushErr {
+                    // A rank that can't be reached holds up nobody else's messages.
+                    if let Err(error) = context.modify_qp(self.qp, Transition::Resume) {
+                        debug!(%error, "control messages after one that failed");
+                    }
+                }
                 continue;
             }
             let mut frame = Frame::new_zeroed();

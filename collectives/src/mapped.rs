@@ -6,13 +6,14 @@
 //! can't map copies it to memory that they can.
 
 mod board;
+mod host;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use ferroce::driver::reduction::Reduction as Arithmetic;
-use ferroce::driver::segment::{Segment, Ticket};
-use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Sge};
+use ferroce::driver::segment::Ticket;
+use ferroce::{Access, Context, Mr, Nanos, Pd, Sge};
 
 use crate::channel::message::{Call, Header, Purpose};
 use crate::compute::{Computer, Operands};
@@ -22,133 +23,7 @@ use crate::memory::{deregister, register};
 use crate::operation::{Kind, Reduction};
 use crate::schedule::Blocks;
 use board::{Board, INLINE, Shown};
-
-/// Memory that the processes of a host share with this one.
-#[derive(Default)]
-pub(crate) struct Host {
-    own: Option<(Board, Mr)>,
-    /// Others' boards, by their nonces.
-    boards: HashMap<u64, (Board, Mr)>,
-    /// Others' segments that are mapped here, by their nonces.
-    foreign: HashMap<u64, (Mr, u64)>,
-    /// Segments of this process, by the regions that they are registered as.
-    segments: HashMap<Mr, Segment>,
-}
-
-impl Host {
-    /// This process's board, made if there is none.
-    pub(crate) fn board(&mut self, context: &mut Context, pd: Pd) -> Result<Ticket, crate::Error> {
-        if self.own.is_none() {
-            let board = Board::create().map_err(shared)?;
-            let mr = register(context, pd, board.0.memory(), Access::LOCAL_WRITE)?;
-            self.own = Some((board, mr));
-        }
-        Ok(self.own.as_ref().map(|(board, _)| board.0.ticket()).unwrap_or_default())
-    }
-
-    /// Maps the board of another process.
-    pub(crate) fn open(
-        &mut self,
-        context: &mut Context,
-        pd: Pd,
-        ticket: &Ticket,
-    ) -> Result<(), crate::Error> {
-        let is_own = self.own.as_ref().is_some_and(|(board, _)| board.0.ticket() == *ticket);
-        if !is_own && !self.boards.contains_key(&ticket.nonce) {
-            let board = Board::open(ticket).map_err(shared)?;
-            let mr = register(context, pd, board.0.memory(), Access::LOCAL_WRITE)?;
-            self.boards.insert(ticket.nonce, (board, mr));
-        }
-        Ok(())
-    }
-
-    /// Memory that others can map, to be registered and then [kept](Host::keep).
-    pub(crate) fn allocate(bytes: usize) -> Result<(Segment, Memory), crate::Error> {
-        let segment = Segment::create(bytes.max(1)).map_err(shared)?;
-        let memory = segment.memory();
-        Ok((segment, memory))
-    }
-
-    pub(crate) fn keep(&mut self, mr: Mr, segment: Segment) {
-        self.segments.insert(mr, segment);
-    }
-
-    /// A region is no more.
-    pub(crate) fn forget(&mut self, mr: Mr) {
-        self.segments.remove(&mr);
-    }
-
-    pub(crate) fn free(
-        self,
-        context: &mut Context,
-        mut now: impl FnMut() -> Nanos,
-    ) -> Result<(), crate::Error> {
-        let boards = self.boards.into_values().chain(self.own).map(|(_, mr)| mr);
-        for mr in boards.chain(self.foreign.into_values().map(|(mr, _)| mr)) {
-            deregister(context, &mut now, mr)?;
-        }
-        Ok(())
-    }
-
-    /// This process sleeps, unless something was shown meanwhile.
-    pub(crate) fn sleep(&self) {
-        if let Some((board, _)) = &self.own {
-            board.sleep();
-        }
-    }
-
-    pub(crate) fn rise(&self) {
-        if let Some((board, _)) = &self.own {
-            board.rise();
-        }
-    }
-
-    fn get(&self, nonce: u64) -> Option<&(Board, Mr)> {
-        let own = self.own.as_ref().filter(|(board, _)| board.0.ticket().nonce == nonce);
-        own.or_else(|| self.boards.get(&nonce))
-    }
-
-    fn show(&self, place: Option<(Mr, u64)>) -> Option<Shown> {
-        let (mr, offset) = place?;
-        let Ticket { fd, length, nonce, .. } = self.segments.get(&mr)?.ticket();
-        Some(Shown { fd, length, nonce, offset })
-    }
-
-    /// Where elements of another rank are here, mapped if they were not.
-    fn map(
-        &mut self,
-        context: &mut Context,
-        pd: Pd,
-        of: &Ticket,
-        shown: &Shown,
-        bytes: u64,
-    ) -> Result<(Mr, u64), String> {
-        let end = shown.offset.checked_add(bytes).filter(|end| *end <= shown.length);
-        if end.is_none() {
-            return Err(format!(
-                "{bytes} bytes from byte {} on of a segment of {}",
-                shown.offset, shown.length
-            ));
-        }
-        if let Some((mr, length)) = self.foreign.get(&shown.nonce) {
-            return if *length == shown.length {
-                Ok((*mr, shown.offset))
-            } else {
-                Err("a segment of two lengths".to_owned())
-            };
-        }
-        let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
-        let segment = Segment::open(&ticket).map_err(|error| error.to_string())?;
-        let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)
-            .map_err(|error| error.to_string())?;
-        self.foreign.insert(shown.nonce, (mr, shown.length));
-        Ok((mr, shown.offset))
-    }
-}
-
-fn shared(error: ferroce::driver::segment::SegmentError) -> crate::Error {
-    crate::Error::Shared { reason: error.to_string() }
-}
+pub(crate) use host::Host;
 
 /// The operations of one communicator on mapped memory.
 pub(crate) struct Mapped {
@@ -502,6 +377,7 @@ impl Mapped {
             work.inputs[rank] = Some((mr, Board::elements(slot, work.number)));
             return Ok(true);
         }
+        bench.host.give_up(bench.context, ticket.nonce)?;
         let lengths = work.lengths_of(rank, self.boards.len());
         let is_own = rank == self.rank;
         for (which, (shown, length)) in shown.iter().zip([lengths.0, lengths.1]).enumerate() {

@@ -7,7 +7,8 @@ mod group;
 use std::time::Duration;
 
 use ferroce_collectives::{
-    Cause, Collectives, Communicator, DataType, Error, Operation, Options, Reduction, Runner,
+    Algorithm, Cause, Collectives, Communicator, DataType, Error, Operation, Options, Reduction, Runner,
+    SharedMemory,
 };
 use group::{LIMIT, options, run};
 
@@ -195,4 +196,41 @@ fn a_runner_answers_while_the_program_computes() {
         runner.stop().unwrap().finish().unwrap();
     });
     assert!(options().retry_budget() > Duration::from_millis(500));
+}
+
+fn regions(ranks: &Collectives) -> String {
+    let text = ranks.context().metrics().to_string();
+    text.lines().find(|line| line.contains("in_use") && line.contains("\"mr\"")).unwrap().to_owned()
+}
+
+/// What another rank has deregistered is mapped here no longer than to the next operation.
+#[test]
+fn buffers_that_come_and_go_leave_no_mappings() {
+    run(2, options().shared_memory(SharedMemory::Required), None, LIMIT, |mut ranks, all| {
+        let mut before = None;
+        for turn in 0..200 {
+            let buffer = ranks.allocate(1 << 16).unwrap();
+            let sum = Operation::all_reduce(buffer, buffer, 1 << 13, DataType::U64, Reduction::Sum);
+            ranks.run(all, &sum).unwrap();
+            // Both have the buffer of this turn mapped, and that of the turn before no more.
+            if turn == 1 {
+                before = Some(regions(&ranks));
+            }
+            if turn == 199 {
+                assert_eq!(before, Some(regions(&ranks)));
+            }
+            ranks.deregister(buffer).unwrap();
+        }
+        ranks.finish().unwrap();
+    });
+}
+
+#[test]
+fn an_algorithm_that_is_forced_and_can_not_be_is_refused() {
+    let options = options().shared_memory(SharedMemory::Off).algorithm(Algorithm::Mapped);
+    run(2, options, None, LIMIT, |mut ranks, all| {
+        let refused = sum(&mut ranks, all, 0).unwrap_err().to_string();
+        assert!(refused.contains("algorithm = mapped: another one: the ranks have not agreed"), "{refused}");
+        ranks.finish().unwrap();
+    });
 }

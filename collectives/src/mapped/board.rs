@@ -12,11 +12,15 @@ use crate::channel::message::Header;
 pub(super) const INLINE: usize = 1024;
 /// Communicators of a process that can be shown.
 const SLOTS: usize = 64;
+/// Segments that are no more, of which others can find out which.
+const NONCES_MAX: u64 = 64;
 
-// A board: its head, then slots. Of a slot: whose it is, what has begun, what has ended, each in a cache line of its own;
+// A board: its head (whether the process sleeps; how many of its segments are no more, and which were the last), then slots. Of a slot: whose it is, what has begun, what has ended, each in a cache line of its own;
 // then, twice and used in turns, what has begun in words, and its elements if they are few.
 const ASLEEP: usize = 0;
-const HEAD: usize = 64;
+const RETIRED: usize = 64;
+const NONCES: usize = 128;
+const HEAD: usize = NONCES + 8 * NONCES_MAX as usize;
 const BEGUN: usize = 64;
 const ENDED: usize = 128;
 const WORDS: usize = 192;
@@ -121,6 +125,29 @@ impl Board {
         (header, [place(4), place(8)])
     }
 
+    /// A segment of the process is no more.
+    pub(super) fn retire(&self, nonce: u64) {
+        let count = self.0.word(RETIRED).load(Ordering::Relaxed);
+        self.0.word(Board::nonce(count)).store(nonce, Ordering::Relaxed);
+        self.0.word(RETIRED).store(count + 1, Ordering::Release);
+    }
+
+    /// How many are no more.
+    pub(super) fn retired(&self) -> u64 {
+        self.0.word(RETIRED).load(Ordering::Acquire)
+    }
+
+    /// Whether a segment is among those that are no more, from the `since`th on; also if there were too many to know.
+    pub(super) fn has_retired(&self, nonce: u64, since: u64) -> bool {
+        let count = self.retired();
+        let is_it = |number: u64| self.0.word(Board::nonce(number)).load(Ordering::Relaxed) == nonce;
+        count.saturating_sub(since) >= NONCES_MAX || (since..count).any(is_it)
+    }
+
+    fn nonce(number: u64) -> usize {
+        NONCES + 8 * (number % NONCES_MAX) as usize
+    }
+
     /// The process is about to sleep: whoever shows it something wakes it.
     pub(super) fn sleep(&self) {
         self.0.word(ASLEEP).store(1, Ordering::Relaxed);
@@ -173,6 +200,10 @@ mod tests {
         assert!(there.has_ended(slot, 1));
         own.free(slot);
         assert_eq!(there.find(77), None);
+        own.retire(9);
+        assert!(there.has_retired(9, 0) && !there.has_retired(9, 1) && !there.has_retired(8, 0));
+        (0..NONCES_MAX).for_each(|nonce| own.retire(nonce));
+        assert!(there.has_retired(1000, 0) && !there.has_retired(1000, there.retired()));
         own.sleep();
         assert!(there.is_to_be_woken() && !there.is_to_be_woken());
     }

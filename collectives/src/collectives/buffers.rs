@@ -1,0 +1,119 @@
+//! Memory that operations work on.
+
+use super::*;
+
+impl Collectives {
+    /// Registers memory for operations; local, and no other rank needs to do the same at the same time. Other ranks may write
+    /// it while an operation has it as output.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = self.computer.register(&mut self.context, self.pd, memory, access)?;
+        let buffer = Buffer { mr };
+        self.buffers.push(buffer);
+        Ok(buffer)
+    }
+
+    /// Allocates `bytes` zeros and registers them: memory that the ranks of this host reach without packets, or that of the device
+    /// that reduces. It has no slices: use [`read`](Collectives::read) and [`write`](Collectives::write), or
+    /// [`allocate_private`](Collectives::allocate_private), which costs ranks of one host a copy more.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
+    pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        if self.computer.device().is_some() {
+            return self.allocate_private(bytes);
+        }
+        match Host::allocate(bytes) {
+            Ok((segment, memory)) => {
+                let buffer = self.register(memory)?;
+                self.host.keep(buffer.mr, segment);
+                Ok(buffer)
+            }
+            // Such as a limit on the size of files.
+            Err(error) => {
+                warn!("{bytes} bytes of this process's own: {error}");
+                self.allocate_private(bytes)
+            }
+        }
+    }
+
+    /// As [`allocate`](Collectives::allocate), memory of this process alone, which has slices ([`bytes`](Collectives::bytes)).
+    ///
+    /// # Errors
+    /// As [`allocate`](Collectives::allocate).
+    pub fn allocate_private(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        let memory = allocate(self.computer.device(), bytes)?;
+        self.register(memory)
+    }
+
+    /// Memory of the host, for operations of a communicator's own.
+    pub(super) fn room(&mut self, bytes: usize) -> Result<Buffer, Error> {
+        self.register(allocate(None, bytes)?)
+    }
+
+    /// Ends a registration and gives the memory back.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it.
+    pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
+        let Collectives { context, poller, groups, computer, .. } = self;
+        // Of a communicator that has failed nobody asks for what the device was about.
+        if groups.iter().any(|group| group.failure().is_some()) {
+            computer.stop();
+        }
+        let memory = deregister(context, || poller.now(), buffer.mr)?;
+        self.host.forget(buffer.mr);
+        self.computer.forget(buffer.mr);
+        self.buffers.retain(|other| *other != buffer);
+        Ok(memory)
+    }
+
+    /// Copies bytes of a buffer to `to`: those from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for bytes outside it.
+    pub fn read(&self, buffer: Buffer, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        Ok(self.context.read(buffer.mr, offset, to)?)
+    }
+
+    /// Copies `from` to the bytes of a buffer from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// As [`read`](Collectives::read).
+    pub fn write(&mut self, buffer: Buffer, offset: u64, from: &[u8]) -> Result<(), Error> {
+        Ok(self.context.write(buffer.mr, offset, from)?)
+    }
+
+    /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
+    /// [`read`](Collectives::read).
+    pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
+        Ok(self.context.bytes(buffer.mr)?)
+    }
+
+    /// As [`bytes`](Collectives::bytes), to write.
+    ///
+    /// # Errors
+    /// As [`bytes`](Collectives::bytes).
+    pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
+        Ok(self.context.bytes_mut(buffer.mr)?)
+    }
+
+    /// Bytes of a buffer of a GPU's memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` name them.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here or is memory of the host, and for bytes outside it.
+    pub fn piece(&self, buffer: Buffer, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
+        Ok(self.context.piece(buffer.mr, offset, len)?)
+    }
+
+    /// Bytes of a buffer, if there is one.
+    pub(super) fn length(&self, at: Option<At>) -> Result<u64, Error> {
+        at.map_or(Ok(0), |at| Ok(self.context.remote(at.buffer.mr)?.length))
+    }
+}

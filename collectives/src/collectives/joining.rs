@@ -1,0 +1,224 @@
+//! How ranks become a communicator.
+
+use super::*;
+
+impl Collectives {
+    /// Meets the other ranks and joins a communicator with them. It blocks until all are there.
+    ///
+    /// # Errors
+    /// Those of the rendezvous ([`Error::Missing`], [`Error::Connect`], [`Error::Refused`], ...), [`Error::Invalid`] for an
+    /// option, [`Error::Verbs`].
+    pub fn join(&mut self, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
+        let card = self.card(options)?;
+        let rank = bootstrap.rank();
+        let cards = match bootstrap.size() {
+            1 => vec![card],
+            _ => rendezvous(bootstrap, card)?,
+        };
+        let communicator = self.join_with(rank, &cards, options)?;
+        if communicator.size > 1 && options.shared_memory != SharedMemory::Off {
+            self.agree_on_memory(communicator, options)?;
+        }
+        if options.model.is_none() && communicator.size > 1 {
+            let _ = self.measure(communicator)?;
+        }
+        Ok(communicator)
+    }
+
+    /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
+    /// milliseconds; [`join`](Collectives::join) has done it, unless [`Options::model`] was given.
+    ///
+    /// # Errors
+    /// As [`wait`](Collectives::wait).
+    pub fn measure(&mut self, communicator: Communicator) -> Result<Model, Error> {
+        /// Of each, the shortest counts.
+        const ROUNDS: usize = 4;
+        const SHORT: usize = 8;
+        let others = communicator.size.saturating_sub(1).max(1) as usize;
+        // Whole elements, also in halves.
+        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
+        let room = self.room(long * (others + 1))?;
+        let own = room.at((long * communicator.rank as usize) as u64);
+        let near = room.at((SHORT * communicator.rank as usize) as u64);
+        let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
+            let mut shortest = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                let start = ranks.now();
+                ranks.run_by(communicator, operation, algorithm)?;
+                shortest = shortest.min(ranks.now().since(start).as_secs_f64());
+            }
+            Ok(shortest)
+        };
+        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
+        let short = Operation::all_gather(near, room, SHORT, DataType::U8);
+        let latency = shortest(self, &short, Algorithm::Ring)? / others as f64;
+        let at_once = shortest(self, &short, Algorithm::Direct)?;
+        let overhead = (at_once - latency).max(latency / 16.0) / others as f64;
+        let blocks = Operation::all_gather(own, room, long, DataType::U8);
+        let byte =
+            (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
+        let half = (long / 2) as u32;
+        let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
+        let sum = ferroce::driver::reduction::Reduction::new(
+            DataType::F32,
+            ferroce::driver::reduction::ReduceOp::Sum,
+        );
+        let mut reduced = f64::INFINITY;
+        for _ in 0..ROUNDS {
+            let start = self.now();
+            self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
+            reduced = reduced.min(self.now().since(start).as_secs_f64() / f64::from(half));
+        }
+        let numbers = [latency, overhead, byte, reduced];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+        self.write(room, 0, &bytes)?;
+        let all = Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
+        self.run_by(communicator, &all, Algorithm::Direct)?;
+        let mut bytes = [0; 32];
+        self.read(room, 0, &mut bytes)?;
+        self.deregister(room)?;
+        let mut worst = numbers;
+        for (number, bytes) in worst.iter_mut().zip(bytes.as_chunks::<8>().0) {
+            *number = f64::from_ne_bytes(*bytes);
+        }
+        let model = Model::from_numbers(worst);
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.set_model(model);
+        }
+        Ok(model)
+    }
+
+    /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
+    /// all, by whatever means, and call [`join_with`](Collectives::join_with). A card is good for one communicator.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an option.
+    pub fn card(&mut self, options: &Options) -> Result<Card, Error> {
+        options.check()?;
+        let (index, path_mtu) = gid_index(&self.context, options)?;
+        let [high, low] = [(); 2].map(|()| u64::from(self.context.random_psn().value()));
+        let host = options.host.unwrap_or_else(this_host);
+        let board = self.board(options)?;
+        Ok(Card {
+            gid: self.context.port().gids[index].gid.0,
+            qpn: U32::new(self.control.qpn.value()),
+            qkey: U32::new(self.control.qkey),
+            nonce: U64::new(high << 24 | low),
+            host: host.to_be_bytes(),
+            chunk_bytes: U32::new(options.chunk_bytes),
+            eager_bytes: U32::new(options.eager_bytes),
+            algorithm: U32::new(options.algorithm.map_or(0, |algorithm| algorithm as u32)),
+            byte_order: Card::BYTE_ORDER,
+            path_mtu: U32::new(path_mtu.bytes()),
+            board_pid: U32::new(board.pid),
+            board_fd: U32::new(board.fd),
+            board_bytes: U32::new(board.length as u32),
+            board_namespace: U64::new(board.namespace),
+            board_nonce: U64::new(board.nonce),
+        })
+    }
+
+    /// What ranks of this host open this process's board by; nothing if there is none.
+    pub(super) fn board(&mut self, options: &Options) -> Result<Ticket, Error> {
+        if options.shared_memory == SharedMemory::Off || self.computer.device().is_some() {
+            return Ok(Ticket::default());
+        }
+        match self.host.board(&mut self.context, self.pd) {
+            Err(error) if options.shared_memory == SharedMemory::Auto => {
+                warn!("no memory is shared with ranks of this host: {error}");
+                Ok(Ticket::default())
+            }
+            board => board,
+        }
+    }
+
+    /// The ranks find out whether all of them are on this host and have mapped each other's memory.
+    pub(super) fn agree_on_memory(
+        &mut self,
+        communicator: Communicator,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let id = group.id;
+        let mapped = match group.boards() {
+            Err(problem) => Err(Error::Shared { reason: problem.to_owned() }),
+            Ok(boards) => {
+                let Collectives { host, context, pd, .. } = self;
+                let opened = boards.iter().try_for_each(|board| host.open(context, *pd, board));
+                let full =
+                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                opened
+                    .and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
+            }
+        };
+        let room = self.room(1)?;
+        self.write(room, 0, &[u8::from(mapped.is_ok())])?;
+        let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
+        self.run_by(communicator, &all, Algorithm::Direct)?;
+        let mut all = [0];
+        self.read(room, 0, &mut all)?;
+        self.deregister(room)?;
+        let mapped = match (mapped, all) {
+            (Ok(mapped), [1]) => Ok(mapped),
+            (Ok(mapped), _) => {
+                let Collectives { host, context, poller, .. } = self;
+                mapped.free(host, context, || poller.now())?;
+                Err(Error::Shared { reason: "another rank can't map what the others share".to_owned() })
+            }
+            (Err(error), _) => Err(error),
+        };
+        if let (Err(error), SharedMemory::Required) = (&mapped, options.shared_memory) {
+            let reason = error.to_string();
+            self.leave(communicator)?;
+            return Err(Error::Shared { reason });
+        }
+        if let Err(error) = &mapped {
+            info!(rank = communicator.rank, "{error}");
+        }
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.set_mapped(mapped.map_err(|_| "the ranks do not all share memory (see the log)"));
+        }
+        Ok(())
+    }
+
+    /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
+    /// an operation needs it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no or too many cards, a rank outside, a card that is not of this process, and for options that
+    /// differ; [`Error::Verbs`].
+    pub fn join_with(&mut self, rank: u32, cards: &[Card], options: &Options) -> Result<Communicator, Error> {
+        options.check()?;
+        let size = u32::try_from(cards.len()).unwrap_or(u32::MAX);
+        if !(1..=MAX_SIZE).contains(&size) {
+            return Err(Error::invalid("number of cards", size, format!("1 to {MAX_SIZE}")));
+        }
+        let Some(own) = cards.get(rank as usize) else {
+            return Err(Error::invalid(
+                "rank",
+                rank,
+                format!("0 to {}, below the number of cards", size - 1),
+            ));
+        };
+        if own.qpn.get() != self.control.qpn.value() {
+            return Err(Error::invalid("card", format!("that of rank {rank}"), "the card of this process"));
+        }
+        for (peer, card) in (0..).zip(cards) {
+            if let Some(difference) = own.difference(rank, card, peer) {
+                return Err(Error::invalid("card", format!("that of rank {peer}"), difference));
+            }
+        }
+        self.idle = options.idle;
+        let port = gid_index(&self.context, options)?;
+        let now = self.now();
+        let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options, port)?;
+        Ok(Communicator { handle: self.groups.insert(group), rank, size })
+    }
+}
+
+/// What the kernel has drawn when it started.
+fn this_host() -> u128 {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(id.trim().replace('-', "").as_str(), 16).unwrap_or(0)
+}

@@ -1,0 +1,238 @@
+//! Communicators that are made of others, and those that are left.
+
+use super::*;
+
+impl Collectives {
+    /// Ends a communicator on all ranks: what is under way fails there with `reason`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn abort(&mut self, communicator: Communicator, reason: &str) -> Result<(), Error> {
+        let now = self.now();
+        let (process, groups) = self.process(now);
+        let group =
+            groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.fail(&process, Cause::Local { problem: format!("aborted: {reason}") });
+        self.tell_failures()
+    }
+
+    /// A communicator of some ranks of another one, in this order. All ranks of that call it, with the same ranks, and nothing is
+    /// sent. `None` at ranks that are not among them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no ranks, a rank outside, and one that is named twice; [`Error::Failed`] of a communicator that has
+    /// failed; [`Error::InvalidHandle`], [`Error::Verbs`].
+    pub fn subset(
+        &mut self,
+        communicator: Communicator,
+        ranks: &[u32],
+    ) -> Result<Option<Communicator>, Error> {
+        let is_outside = |rank: &&u32| **rank >= communicator.size;
+        let mut sorted = ranks.to_vec();
+        sorted.sort_unstable();
+        let twice = sorted.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| &pair[0]);
+        if let Some(rank) = ranks.iter().find(is_outside).or(twice) {
+            let expected = format!("ranks below {}, each once", communicator.size);
+            return Err(Error::invalid("rank of a subset", rank, expected));
+        }
+        if ranks.is_empty() {
+            return Err(Error::invalid("ranks of a subset", "none", "at least one"));
+        }
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        if let Some(cause) = group.failure() {
+            let (rank, operation) = (communicator.rank, "subset".to_owned());
+            return Err(Error::Failed { rank, operation, cause: cause.clone() });
+        }
+        self.child(communicator, ranks)
+    }
+
+    pub(super) fn child(
+        &mut self,
+        communicator: Communicator,
+        ranks: &[u32],
+    ) -> Result<Option<Communicator>, Error> {
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let (options, model) = (group.options, group.model());
+        let Some((rank, cards)) = group.cards_of(ranks) else { return Ok(None) };
+        let port = gid_index(&self.context, &options)?;
+        let now = self.now();
+        let boards = self.groups.get(communicator.handle).map(|group| group.mapped_boards(ranks));
+        let mut group = Group::new(&mut self.process(now).0, rank, cards, &options, port)?;
+        group.set_model(model);
+        match boards {
+            Some(Ok(boards)) => {
+                let full =
+                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+                group.set_mapped(Ok(
+                    Mapped::new(&self.host, group.id, rank as usize, boards).ok_or_else(full)?
+                ));
+            }
+            Some(Err(problem)) => group.set_mapped(Err(problem)),
+            None => {}
+        }
+        let size = ranks.len() as u32;
+        Ok(Some(Communicator { handle: self.groups.insert(group), rank, size }))
+    }
+
+    /// Splits a communicator: the ranks that call it with the same `color` are one, ordered by `key` and then by their ranks.
+    /// All ranks call it; it blocks. `None` at those without a color.
+    ///
+    /// # Errors
+    /// As [`wait`](Collectives::wait).
+    pub fn split(
+        &mut self,
+        communicator: Communicator,
+        color: Option<u32>,
+        key: i32,
+    ) -> Result<Option<Communicator>, Error> {
+        const EACH: usize = 12;
+        let room = self.room(EACH * communicator.size as usize)?;
+        let own = (EACH * communicator.rank as usize) as u64;
+        let words = [u32::from(color.is_some()), color.unwrap_or(0), key as u32];
+        self.write(room, own, &words.map(u32::to_ne_bytes).concat())?;
+        let rows = Operation::all_gather(room.at(own), room, EACH, DataType::U8);
+        let told = self.run_by(communicator, &rows, Algorithm::Direct);
+        let mut bytes = vec![0; EACH * communicator.size as usize];
+        self.read(room, 0, &mut bytes)?;
+        self.deregister(room)?;
+        told?;
+        let rows = bytes.as_chunks::<EACH>().0.iter().zip(0..).map(|(row, rank): (_, u32)| {
+            let word = |at: usize| u32::from_ne_bytes([row[at], row[at + 1], row[at + 2], row[at + 3]]);
+            ((word(0) == 1).then(|| word(4)), word(8) as i32, rank)
+        });
+        let mut members: Vec<(i32, u32)> =
+            rows.filter(|(of, ..)| *of == color).map(|(_, key, rank)| (key, rank)).collect();
+        members.sort_unstable();
+        let ranks: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
+        match color {
+            // The others make one communicator less of it, and count it.
+            None => self.child(communicator, &[u32::MAX]),
+            Some(_) => self.child(communicator, &ranks),
+        }
+    }
+
+    /// Goes on without the ranks that are gone, after a communicator has failed: those that are left call it, agree on who is
+    /// gone, and get a communicator of theirs, in their order. It blocks until all that answer have called it; a rank that does not
+    /// answer for [`Options::retry_budget`] is gone. The old communicator is of no use any more.
+    ///
+    /// Two halves of a network that do not hear each other go on as two communicators.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1280 ranks;
+    /// [`Error::InvalidHandle`], [`Error::Verbs`].
+    pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
+        let now = self.now();
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.begin_to_shrink(now)?;
+        let gone = loop {
+            match self.groups.get(communicator.handle).and_then(Group::agreed) {
+                Some(gone) => break gone.clone(),
+                None => self.turn()?,
+            }
+        };
+        let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
+        let child = self.child(communicator, &ranks)?;
+        let Collectives { host, context, poller, groups, shrunk, .. } = self;
+        if let Some(group) = groups.get_mut(communicator.handle) {
+            group.disconnect(host, context, || poller.now())?;
+        }
+        match child {
+            Some(child) => {
+                shrunk.push((communicator.handle, child.handle));
+                Ok(child)
+            }
+            None => {
+                let problem = "the other ranks hold this one for gone".to_owned();
+                let (rank, operation) = (communicator.rank, "shrink".to_owned());
+                Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
+            }
+        }
+    }
+
+    /// Leaves a communicator: polls until all ranks have called it, so that nobody's last packet goes unanswered, and frees what
+    /// it has. A communicator that has failed is left at once.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] if a rank has gone without it; everything is freed then too. [`Error::InvalidHandle`].
+    pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let has_failed = group.failure().is_some();
+        let left =
+            if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
+        let told = self.tell_failures();
+        if has_failed || left.is_err() {
+            self.computer.stop();
+        }
+        let mut handles = vec![communicator.handle];
+        while let Some(handle) = handles.pop() {
+            // With it go those that it was made of by shrinking.
+            let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
+            handles.extend(parents);
+            if let Some(group) = self.groups.remove(handle) {
+                let Collectives { host, context, poller, .. } = self;
+                group.destroy(host, context, || poller.now())?;
+            }
+        }
+        left.and(told)
+    }
+
+    /// A barrier, whose last messages are acknowledged on both sides.
+    pub(super) fn say_farewell(&mut self, communicator: Communicator) -> Result<(), Error> {
+        if let Some(group) = self.groups.get_mut(communicator.handle) {
+            group.begin_to_leave();
+        }
+        // By packets: what a rank shows is gone when it has left.
+        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
+        while let Some(group) = self.groups.get_mut(communicator.handle) {
+            if group.has_left() {
+                group.acknowledge(&mut self.context)?;
+                let now = self.now();
+                self.context.poll(now)?;
+                break;
+            }
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// Leaves all communicators and gives the context back. Buffers that are registered still are freed.
+    ///
+    /// # Errors
+    /// As [`leave`](Collectives::leave), of the first that fails; [`Error::Verbs`].
+    pub fn finish(mut self) -> Result<Context, Error> {
+        let communicators: Vec<Communicator> = self
+            .groups
+            .handles()
+            .filter_map(|handle| {
+                let group = self.groups.get(handle)?;
+                Some(Communicator { handle, rank: group.rank, size: group.size() })
+            })
+            .collect();
+        let mut first = Ok(());
+        for communicator in communicators {
+            if let Err(error) = self.leave(communicator) {
+                warn!(%error, "leaving a communicator");
+                first = first.and(Err(error));
+            }
+        }
+        let freed = self.free();
+        // What comes of an error before is no news.
+        first?;
+        freed
+    }
+
+    pub(super) fn free(self) -> Result<Context, Error> {
+        let Collectives { mut context, mut poller, control, buffers, pd, host, .. } = self;
+        for buffer in buffers {
+            deregister(&mut context, || poller.now(), buffer.mr)?;
+        }
+        host.free(&mut context, || poller.now())?;
+        control.destroy(&mut context, || poller.now())?;
+        context.dealloc_pd(pd)?;
+        Ok(context)
+    }
+}

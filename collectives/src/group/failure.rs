@@ -1,0 +1,183 @@
+//! What becomes of a communicator when a rank fails, and how that is noticed.
+
+use super::*;
+
+impl Group {
+    /// Why it is of no use any more.
+    pub(crate) fn failure(&self) -> Option<&Cause> {
+        self.failed.as_ref()
+    }
+
+    pub(super) fn tell_failure(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
+        let Some(cause) = &self.failed else { return Ok(()) };
+        let (origin, reason) = match cause {
+            Cause::Aborted { origin, reason, .. } => (*origin, reason.clone()),
+            cause => (self.rank, cause.to_string()),
+        };
+        let lost = cause.lost();
+        self.tell(process, peer, Message::Abort { origin, lost, reason })
+    }
+
+    /// The communicator is of no use any more, and the others are told.
+    pub(crate) fn fail(&mut self, process: &Process<'_>, cause: Cause) {
+        if self.failed.is_some() {
+            return;
+        }
+        warn!(rank = self.rank, "communicator {:016x} has failed: {cause}", self.id);
+        self.failed = Some(cause);
+        if let Ok(mapped) = &mut self.mapped {
+            mapped.drop_all();
+        }
+        self.telling = Some((process.now + TELL, process.now));
+        self.next_look = Nanos::ZERO;
+    }
+
+    /// Whether the others still have to be told that it has failed.
+    pub(crate) fn is_telling(&self) -> bool {
+        self.telling.is_some()
+    }
+
+    /// When it wants to be polled though nothing comes.
+    pub(crate) fn next_look(&self) -> Nanos {
+        let is_waiting = !self.executions.is_empty() || self.telling.is_some() || self.shrink.is_some();
+        let is_working = self.mapped.as_ref().is_ok_and(Mapped::is_working);
+        match ((self.is_dirty || is_working) && self.failed.is_none(), is_waiting) {
+            (true, _) => Nanos::ZERO,
+            (false, true) => self.next_look,
+            (false, false) => Nanos::NEVER,
+        }
+    }
+
+    /// What it means that the connection to a peer has failed so.
+    pub(super) fn why(&self, peer: u32, status: WcStatus) -> Cause {
+        match status {
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
+                let how = format!(
+                    "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
+                     retry_count)",
+                    self.options.retry_budget()
+                );
+                Cause::Lost { peer, how }
+            }
+            WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr | WcStatus::BadRespErr => {
+                Cause::Protocol { peer, problem: format!("the connection to it failed with {status:?}") }
+            }
+            // Of this rank's own port or memory.
+            _ => {
+                Cause::Local { problem: format!("the connection to rank {peer} failed here with {status:?}") }
+            }
+        }
+    }
+
+    /// What has to be done now and then: hellos, pings, aborts.
+    pub(super) fn look(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        let now = process.now;
+        self.next_look = now + self.options.probe_interval;
+        if self.shrink.is_some() {
+            return self.agree(process);
+        }
+        if let Some((until, next)) = self.telling {
+            return self.tell_all(process, until, next);
+        }
+        for index in 0..self.linked.len() {
+            let peer = self.linked[index];
+            let Some(channel) = &self.peers[peer as usize].channel else { continue };
+            if channel.is_open {
+                continue;
+            }
+            let due = channel.next_hello;
+            if now >= due {
+                self.greet(process, peer)?;
+            }
+            self.next_look = self.next_look.min(now + AGAIN);
+        }
+        if self.failed.is_none() {
+            self.ask(process)?;
+        }
+        self.take_events(process)
+    }
+
+    /// Asks those that an operation has waited for long whether they are there.
+    pub(super) fn ask(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        let now = process.now;
+        let interval = self.options.probe_interval;
+        let patience = self.options.retry_budget().saturating_sub(interval * 2).max(interval);
+        let waiting =
+            self.executions.iter().flatten().find(|execution| now.since(execution.moved) >= interval);
+        let Some(execution) = waiting else { return Ok(()) };
+        let waited = now.since(execution.moved);
+        let mut peers: Vec<u32> = match &self.mapped {
+            Ok(mapped) if !execution.has_steps() => mapped.waits_for(),
+            _ => execution.waits_for().collect(),
+        };
+        peers.sort_unstable();
+        peers.dedup();
+        let call = execution.call;
+        if waited >= self.options.stall_timeout {
+            let (steps, done) = execution.progress();
+            let waits_for = self.waits_for(&peers, call.number, (steps, done));
+            self.fail(process, Cause::Stalled { waited, waits_for });
+            return Ok(());
+        }
+        for number in peers {
+            let peer = &mut self.peers[number as usize];
+            if let Some(since) = peer.silent
+                && now.since(since) >= patience
+            {
+                let how = format!(
+                    "no sign of life for {:?}; it has ended, or has not polled (Options::ack_timeout and retry_count)",
+                    waited
+                );
+                self.fail(process, Cause::Lost { peer: number, how });
+                return Ok(());
+            }
+            if now.since(peer.pinged) >= interval {
+                peer.pinged = now;
+                peer.silent.get_or_insert(now);
+                self.tell(process, number, Message::Ping { call: call.number })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Which ranks an operation waits for, and what they have called.
+    pub(super) fn waits_for(&self, peers: &[u32], number: u32, (steps, done): (usize, usize)) -> String {
+        let of = |peer: &u32| match self.peers[*peer as usize].calls {
+            Some(calls) if number & (Call::OF_TWO | Call::OWN) == 0 && calls <= number => {
+                format!("rank {peer}, which has made {calls} calls and not this one")
+            }
+            _ => format!("rank {peer}"),
+        };
+        let peers: Vec<String> = peers.iter().map(of).collect();
+        format!("it has done {done} of {steps} steps and waits for {}", peers.join(", "))
+    }
+
+    pub(super) fn tell_all(
+        &mut self,
+        process: &mut Process<'_>,
+        until: Nanos,
+        next: Nanos,
+    ) -> Result<(), Error> {
+        let now = process.now;
+        let gone = self.failed.as_ref().and_then(Cause::lost);
+        let others = (0..self.size()).filter(|peer| *peer != self.rank);
+        let missing: Vec<u32> = others.filter(|peer| !self.peers[*peer as usize].knows_abort).collect();
+        if missing.is_empty() || now >= until {
+            self.telling = None;
+            return Ok(());
+        }
+        if now >= next {
+            for peer in &missing {
+                self.tell_failure(process, *peer)?;
+            }
+            // One that is gone is told, for it may not be, and is not waited for.
+            if missing.iter().all(|peer| Some(*peer) == gone) {
+                self.telling = None;
+                return Ok(());
+            }
+            self.telling = Some((until, now + AGAIN));
+        }
+        self.next_look = now + AGAIN;
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Operations on memory that all ranks have mapped.
+
+use super::*;
+
+impl Group {
+    /// Begins an operation on memory that all ranks have mapped.
+    pub(super) fn start_mapped(
+        &mut self,
+        process: &Process<'_>,
+        operation: &Operation,
+        lengths: (usize, usize),
+        is_own: bool,
+    ) -> u64 {
+        let id = self.first + self.executions.len() as u64;
+        let call = self.call(operation, Algorithm::Mapped, is_own);
+        let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
+        let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
+        let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
+        self.executions.push_back(Some(Execution::elsewhere(id, call, places, what, process.now)));
+        let counts = operation.sent.as_ref().or(operation.received.as_ref());
+        let ends = counts.map(|counts| ends(counts));
+        let (root, count) = (operation.root as usize, operation.count);
+        if let Ok(mapped) = &mut self.mapped {
+            mapped.start(Job { id, call, places, what, root, lengths, count, ends });
+        }
+        id
+    }
+
+    /// Goes on with operations on mapped memory.
+    pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
+        let Group { mapped: Ok(mapped), executions, first, wake, .. } = self else { return Ok(false) };
+        if mapped.is_idle() {
+            return Ok(false);
+        }
+        let mut bench = Bench {
+            context: process.context,
+            pd: process.pd,
+            host: process.host,
+            computer: process.computer,
+            wake,
+            budget: BUDGET,
+        };
+        let mut has_ended = false;
+        let moved = mapped.advance(&mut bench, |id| {
+            if let Some(Some(execution)) = executions.get_mut((id - *first) as usize) {
+                execution.sent(0);
+                has_ended = true;
+            }
+        })?;
+        if moved {
+            let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
+            elsewhere.for_each(|execution| execution.moved = process.now);
+        }
+        for peer in std::mem::take(wake) {
+            self.tell(process, peer, Message::Wake)?;
+        }
+        if has_ended {
+            self.retire(process.context)?;
+        }
+        Ok(moved)
+    }
+
+    /// The boards of the ranks, if all of them are on this host and have one; else why not.
+    pub(crate) fn boards(&self) -> Result<Vec<Ticket>, &'static str> {
+        let boards: Vec<Ticket> = self.cards.iter().map(Card::board).collect();
+        match self.hosts.count() {
+            1 if boards.iter().all(|board| board.nonce != 0) => Ok(boards),
+            1 => Err("a rank has no memory to share"),
+            _ => Err("the ranks are on several hosts"),
+        }
+    }
+
+    /// Operations on mapped memory from now on, or why not.
+    pub(crate) fn set_mapped(&mut self, mapped: Result<Mapped, &'static str>) {
+        match &mapped {
+            Ok(_) => info!(rank = self.rank, "communicator {:016x}: the ranks share memory", self.id),
+            Err(problem) => {
+                info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id)
+            }
+        }
+        self.mapped = mapped;
+    }
+
+    /// The boards of some ranks, if this communicator's ranks share memory.
+    pub(crate) fn mapped_boards(&self, ranks: &[u32]) -> Result<Vec<Ticket>, &'static str> {
+        self.mapped.as_ref().map(|mapped| mapped.boards(ranks)).map_err(|problem| *problem)
+    }
+}
