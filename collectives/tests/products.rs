@@ -5,7 +5,7 @@
 mod group;
 
 use ferroce_collectives::{
-    Algorithm, Buffer, Collectives, Communicator, DataType, Kind, Operation, Options, Reduction,
+    Algorithm, Buffer, Collectives, Communicator, DataType, Kind, Operation, Options, Reduction, SharedMemory,
 };
 use group::{LIMIT, join_again, options, run};
 
@@ -260,12 +260,18 @@ fn check_all(
 
 fn every_operation(size: u32) {
     run(size, small(), None, LIMIT, move |mut ranks, all| {
-        let buffer = ranks.allocate(2 * 6 * (3 * CHUNK + 64) + 3 * GUARD).unwrap();
+        let length = 2 * 6 * (3 * CHUNK + 64) + 3 * GUARD;
+        let (buffer, private) = (ranks.allocate(length).unwrap(), ranks.allocate_private(length).unwrap());
         check_all(&mut ranks, all, buffer, None, 0);
         for (nth, algorithm) in Algorithm::ALL.into_iter().enumerate() {
             // Ranks 0 and 1 on one host, 2 and 3 on the next, 4 alone.
             let host = u128::from(all.rank() / 2) + 1;
-            let by_it = join_again(&mut ranks, all, &small().algorithm(algorithm).host(host), false);
+            let by_it = match algorithm {
+                // On one host, and known to be without being asked.
+                Algorithm::Mapped => small().shared_memory(SharedMemory::Required),
+                _ => small().host(host).shared_memory(SharedMemory::Off),
+            };
+            let by_it = join_again(&mut ranks, all, &by_it.algorithm(algorithm), false);
             if algorithm == Algorithm::Hierarchical && ![1, 4].contains(&size) {
                 let why = if size == 2 { "all ranks are on one host" } else { "different numbers of ranks" };
                 let refused = by_it.unwrap_err().to_string();
@@ -273,6 +279,8 @@ fn every_operation(size: u32) {
                 continue;
             }
             let by_it = by_it.unwrap();
+            // Memory that others can map, and memory that they can't.
+            let buffer = if all.rank() % 2 == 0 { buffer } else { private };
             check_all(&mut ranks, by_it, buffer, Some(algorithm), nth * 1000);
             ranks.leave(by_it).unwrap();
         }

@@ -15,7 +15,7 @@ impl Collectives {
             1 => vec![card],
             _ => rendezvous(bootstrap, card)?,
         };
-        let communicator = self.join_with(rank, &cards, options)?;
+        let communicator = self.join_by_cards(rank, &cards, options)?;
         if communicator.size > 1 && options.shared_memory != SharedMemory::Off {
             self.agree_on_memory(communicator, options)?;
         }
@@ -138,20 +138,7 @@ impl Collectives {
         communicator: Communicator,
         options: &Options,
     ) -> Result<(), Error> {
-        let group =
-            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-        let id = group.id;
-        let mapped = match group.boards() {
-            Err(problem) => Err(Error::Shared { reason: problem.to_owned() }),
-            Ok(boards) => {
-                let Collectives { host, context, pd, .. } = self;
-                let opened = boards.iter().try_for_each(|board| host.open(context, *pd, board));
-                let full =
-                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
-                opened
-                    .and_then(|()| Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full))
-            }
-        };
+        let mapped = self.map_boards(communicator);
         let room = self.room(1)?;
         self.write(room, 0, &[u8::from(mapped.is_ok())])?;
         let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
@@ -189,6 +176,36 @@ impl Collectives {
     /// [`Error::Invalid`] for no or too many cards, a rank outside, a card that is not of this process, and for options that
     /// differ; [`Error::Verbs`].
     pub fn join_with(&mut self, rank: u32, cards: &[Card], options: &Options) -> Result<Communicator, Error> {
+        let communicator = self.join_by_cards(rank, cards, options)?;
+        if options.shared_memory == SharedMemory::Required && communicator.size > 1 {
+            // All ranks know that it has to be, so that nobody has to be asked.
+            let mapped = match self.map_boards(communicator) {
+                Ok(mapped) => mapped,
+                Err(error) => {
+                    self.leave_alone(communicator)?;
+                    return Err(error);
+                }
+            };
+            if let Some(group) = self.groups.get_mut(communicator.handle) {
+                group.set_mapped(Ok(mapped));
+            }
+        }
+        Ok(communicator)
+    }
+
+    /// Maps the boards of all ranks, and takes a place on this process's own.
+    fn map_boards(&mut self, communicator: Communicator) -> Result<Mapped, Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let id = group.id;
+        let boards = group.boards().map_err(|problem| Error::Shared { reason: problem.to_owned() })?;
+        let Collectives { host, context, pd, .. } = self;
+        boards.iter().try_for_each(|board| host.open(context, *pd, board))?;
+        let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
+        Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full)
+    }
+
+    fn join_by_cards(&mut self, rank: u32, cards: &[Card], options: &Options) -> Result<Communicator, Error> {
         options.check()?;
         let size = u32::try_from(cards.len()).unwrap_or(u32::MAX);
         if !(1..=MAX_SIZE).contains(&size) {

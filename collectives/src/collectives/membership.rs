@@ -164,7 +164,13 @@ impl Collectives {
         let left =
             if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
         let told = self.tell_failures();
-        if has_failed || left.is_err() {
+        self.leave_alone(communicator)?;
+        left.and(told)
+    }
+
+    /// Frees a communicator, whatever the others do.
+    pub(super) fn leave_alone(&mut self, communicator: Communicator) -> Result<(), Error> {
+        if self.groups.get(communicator.handle).is_some_and(|group| group.failure().is_some()) {
             self.computer.stop();
         }
         let mut handles = vec![communicator.handle];
@@ -177,7 +183,7 @@ impl Collectives {
                 group.destroy(host, context, || poller.now())?;
             }
         }
-        left.and(told)
+        Ok(())
     }
 
     /// A barrier, whose last messages are acknowledged on both sides.
