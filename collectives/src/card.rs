@@ -29,6 +29,8 @@ pub struct Card {
     pub(crate) byte_order: [u8; 4],
     /// The largest that the rank's port has room for, in bytes.
     pub(crate) path_mtu: U32,
+    /// 1 if the rank has a device that reduces.
+    pub(crate) device: U32,
     /// What ranks of its host open its board by; nonce 0 if it has none.
     pub(crate) board_pid: U32,
     pub(crate) board_fd: U32,

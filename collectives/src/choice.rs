@@ -102,6 +102,8 @@ pub(crate) struct Demand {
     pub(crate) chunk: usize,
     /// Partial results that travel would be rounded to the elements' type, which is a small one.
     pub(crate) is_small_float: bool,
+    /// A rank has a device that reduces, two operands at a time.
+    pub(crate) is_on_device: bool,
     /// Why it can't be done on memory that all ranks have mapped, if it can't.
     pub(crate) unmapped: Option<&'static str>,
 }
@@ -227,6 +229,9 @@ pub(crate) fn choose(
     if can(Algorithm::Mapped) {
         return (Algorithm::Mapped, Why::SharesMemory);
     }
+    if demand.is_on_device && demand.kind.reduces() && can(Algorithm::Ring) {
+        return (Algorithm::Ring, Why::OnDevice);
+    }
     if demand.is_small_float && demand.kind.reduces() {
         // Only these add up all elements before they round.
         let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
@@ -245,6 +250,7 @@ pub(crate) fn choose(
 pub(crate) enum Why {
     Forced,
     SharesMemory,
+    OnDevice,
     RoundsOnce,
     Cheapest,
 }
@@ -278,6 +284,7 @@ pub(crate) fn explain(
     let mut reason = match why {
         Why::Forced => "which an option forces".to_owned(),
         Why::SharesMemory => "for the ranks share memory: no packet is as quick".to_owned(),
+        Why::OnDevice => "for a rank's device reduces, two operands at a time".to_owned(),
         Why::RoundsOnce => "the cheapest that rounds the sum of all elements once".to_owned(),
         Why::Cheapest => "the cheapest by the model".to_owned(),
     };
@@ -295,7 +302,15 @@ mod tests {
     use super::*;
 
     fn demand(kind: Kind, bytes: usize, ranks: usize) -> Demand {
-        Demand { kind, bytes, ranks, chunk: 1 << 18, is_small_float: false, unmapped: Some("not here") }
+        Demand {
+            kind,
+            bytes,
+            ranks,
+            chunk: 1 << 18,
+            is_small_float: false,
+            is_on_device: false,
+            unmapped: Some("not here"),
+        }
     }
 
     fn hosts(ranks: usize, each: usize) -> Hosts {

@@ -203,6 +203,7 @@ impl Group {
                 }
                 Ok(_) => None,
             },
+            is_on_device: self.cards.iter().any(|card| card.device.get() != 0),
             is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
         }
     }

@@ -141,3 +141,19 @@ fn sums_of_shared_memory() {
         ranks.finish().unwrap();
     });
 }
+
+/// What the device can do it does: its memory is not read by way of the host.
+#[test]
+fn a_device_reduces_its_own_memory() {
+    let device = Strict::default().open().unwrap();
+    let own: Arc<dyn Device> = device.clone();
+    let open = move |rank| (rank == 0).then(|| own.clone());
+    run_with_gpus(2, options(), LIMIT, open, |mut ranks, all| {
+        let buffer = ranks.allocate(4 * 100_000).unwrap();
+        let operation = Operation::all_reduce(buffer, buffer, 100_000, DataType::F32, ReduceOp::Sum);
+        ranks.run(all, &operation).unwrap();
+        ranks.finish().unwrap();
+    });
+    // Half of 400,000 bytes in chunks of 16 KiB.
+    assert_eq!(device.reductions(), 13);
+}

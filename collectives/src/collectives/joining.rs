@@ -110,6 +110,7 @@ impl Collectives {
             algorithm: U32::new(options.algorithm.map_or(0, |algorithm| algorithm as u32)),
             byte_order: Card::BYTE_ORDER,
             path_mtu: U32::new(path_mtu.bytes()),
+            device: U32::new(self.computer.device().is_some().into()),
             board_pid: U32::new(board.pid),
             board_fd: U32::new(board.fd),
             board_bytes: U32::new(board.length as u32),

@@ -26,6 +26,7 @@ fn card(rank: u32) -> Card {
         algorithm: U32::new(0),
         byte_order: Card::BYTE_ORDER,
         path_mtu: U32::new(1024),
+        device: U32::new(0),
         board_pid: U32::new(0),
         board_fd: U32::new(0),
         board_bytes: U32::new(0),

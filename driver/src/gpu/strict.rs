@@ -83,6 +83,7 @@ impl Strict {
             is_lost: AtomicBool::new(false),
             copied: AtomicU64::new(0),
             copies: AtomicU64::new(0),
+            reductions: AtomicU64::new(0),
         }))
     }
 }
@@ -99,6 +100,7 @@ pub struct StrictDevice {
     /// Bytes that queues have copied, and in how many copies.
     copied: AtomicU64,
     copies: AtomicU64,
+    reductions: AtomicU64,
 }
 
 impl StrictDevice {
@@ -110,6 +112,11 @@ impl StrictDevice {
     /// How many copies its queues were given, and of how many bytes.
     pub fn copies(&self) -> (u64, u64) {
         (self.copies.load(Ordering::Relaxed), self.copied.load(Ordering::Relaxed))
+    }
+
+    /// How many reductions it was given.
+    pub fn reductions(&self) -> u64 {
+        self.reductions.load(Ordering::Relaxed)
     }
 
     fn this(&self) -> Arc<StrictDevice> {
@@ -492,6 +499,7 @@ impl Reducer for StrictReducer {
         let due = self.reductions.back().map_or(due, |before| before.due.max(due));
         self.last = self.last.next();
         self.reductions.push_back(Reduction { ticket: self.last, due, fails, what, target, source });
+        self.device.reductions.fetch_add(1, Ordering::Relaxed);
         Ok(self.last)
     }
 }
