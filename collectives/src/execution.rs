@@ -183,6 +183,17 @@ impl Execution {
         self.lanes.iter().filter(|lane| lane.way != Way::Local).map(|lane| (lane.peer, lane.way == Way::Send))
     }
 
+    /// The peers whose chunks it has taken: they wait for the ACK, while nobody waits for that of a short message.
+    pub(crate) fn owes_acks(&self, eager: usize) -> impl Iterator<Item = u32> {
+        let is_chunk = move |step: &u32| match &self.schedule.steps[*step as usize] {
+            Step::Send { .. } => false,
+            Step::Land { .. } => true,
+            Step::Combine { len, .. } => self.bytes(*len) > eager,
+        };
+        let lanes = self.lanes.iter().filter(|lane| lane.way == Way::Receive);
+        lanes.filter(move |lane| lane.steps.iter().any(is_chunk)).map(|lane| lane.peer)
+    }
+
     /// The ranks that something is still to come from, or to go to.
     pub(crate) fn waits_for(&self) -> impl Iterator<Item = u32> {
         self.peers().map(|(peer, _)| peer).filter(|peer| {

@@ -482,7 +482,7 @@ impl Group {
                 && let Some(execution) = slot.take()
             {
                 has_ended = true;
-                for (peer, _) in execution.peers().filter(|(_, sends)| !sends) {
+                for peer in execution.owes_acks(self.options.eager_bytes as usize) {
                     if let Some(channel) = &self.peers[peer as usize].channel {
                         channel.acknowledge(context)?;
                     }
