@@ -205,7 +205,8 @@ impl Collectives {
         forced: Option<Algorithm>,
         is_own: bool,
     ) -> Result<Request, Error> {
-        let now = self.now();
+        // Nothing happens before the next poll, which tells the time.
+        let now = self.context.now();
         let mut first = None;
         for operation in operations {
             let buffers = [self.length(operation.input)?, self.length(operation.output)?];

@@ -25,8 +25,8 @@ pub(crate) struct Execution {
     lanes: Vec<Lane>,
     /// A step that a device is about.
     running: Option<(Ticket, usize)>,
-    /// When something moved last.
-    pub(crate) moved: Nanos,
+    /// When something moved last; at first when it was first looked at.
+    pub(crate) moved: Option<Nanos>,
 }
 
 /// Where elements are.
@@ -114,7 +114,6 @@ impl Execution {
         schedule: Schedule,
         places: Places,
         arithmetic: What,
-        now: Nanos,
     ) -> Execution {
         let count = schedule.steps.len();
         let mut execution = Execution {
@@ -127,7 +126,7 @@ impl Execution {
             left: count,
             lanes: Vec::new(),
             running: None,
-            moved: now,
+            moved: None,
         };
         for step in 0..count {
             execution.enlist(step);
@@ -136,7 +135,7 @@ impl Execution {
     }
 
     /// An operation that has no steps: it is carried out elsewhere, and [`sent`](Execution::sent) says of step 0 when it is done.
-    pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What, now: Nanos) -> Execution {
+    pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
         let (schedule, done) = (Schedule::default(), vec![false]);
         Execution {
             id,
@@ -148,7 +147,7 @@ impl Execution {
             left: 1,
             lanes: Vec::new(),
             running: None,
-            moved: now,
+            moved: None,
         }
     }
 
@@ -239,6 +238,7 @@ impl Execution {
 
     /// Makes all steps that can be made. Whether there were any.
     pub(crate) fn advance(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        self.moved.get_or_insert(tools.now);
         let mut has_moved = self.take_from_device(tools)?;
         loop {
             let mut moved = false;
@@ -255,7 +255,7 @@ impl Execution {
             }
         }
         if has_moved {
-            self.moved = tools.now;
+            self.moved = Some(tools.now);
         }
         Ok(has_moved)
     }

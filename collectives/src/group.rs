@@ -98,6 +98,8 @@ pub(crate) struct Group {
     failed: Option<Cause>,
     /// The ranks agree on who is gone.
     shrink: Option<Shrink>,
+    /// They begin to, without these.
+    shrinking: Option<Ranks>,
     /// Communicators that were made of this one, so far.
     children: u64,
     is_leaving: bool,
@@ -110,7 +112,7 @@ pub(crate) struct Group {
 
 /// Operations of which is remembered what they were.
 const HISTORY: usize = 64;
-/// Between two hellos, two aborts.
+/// Between two hellos, two aborts, at most.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long others are told that the communicator has failed.
 const TELL: Duration = Duration::from_millis(500);
@@ -167,12 +169,18 @@ impl Group {
             schedules: Vec::new(),
             failed: None,
             shrink: None,
+            shrinking: None,
             children: 0,
             is_leaving: false,
             telling: None,
             is_dirty: false,
             next_look: Nanos::ZERO,
         })
+    }
+
+    /// Between two hellos, two aborts: several times before a rank is given up.
+    fn again(&self) -> Duration {
+        (self.options.retry_budget() / 16).min(AGAIN)
     }
 
     pub(crate) fn size(&self) -> u32 {
@@ -274,7 +282,7 @@ impl Group {
         let forced = forced.or(self.options.algorithm);
         let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced);
         if algorithm == Algorithm::Mapped {
-            return Ok(self.start_mapped(process, operation, lengths, is_own));
+            return Ok(self.start_mapped(operation, lengths, is_own));
         }
         let [sent, received] =
             [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
@@ -302,7 +310,7 @@ impl Group {
         };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
         let call = self.call(operation, algorithm, is_own);
-        let execution = Execution::new(id, call, schedule, places, what, process.now);
+        let execution = Execution::new(id, call, schedule, places, what);
         let peers: Vec<(u32, bool)> = execution.peers().collect();
         for (peer, sends) in peers {
             self.link(process, peer)?;

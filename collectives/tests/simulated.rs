@@ -2,83 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
-use std::net::{IpAddr, Ipv4Addr};
+mod world;
+
 use std::time::Duration;
 
-use ferroce::driver::sim::{LinkConfig, SimNetwork};
-use ferroce::{Config, Context, Nanos};
-use ferroce_collectives::{
-    Algorithm, Buffer, Card, Collectives, Communicator, DataType, Operation, Options, Reduction, Request,
-};
-
-struct World {
-    network: SimNetwork,
-    ranks: Vec<(Collectives, Communicator)>,
-    now: Nanos,
-}
-
-/// A link of a data center: 100 Gb/s, 1 µs.
-fn link() -> LinkConfig {
-    LinkConfig::default().rate(100_000_000_000).delay(Duration::from_micros(1))
-}
-
-impl World {
-    fn new(size: u32, seed: u64, link: LinkConfig, options: &Options, each: u32) -> World {
-        let network = SimNetwork::new(seed, link).unwrap();
-        let mut ranks: Vec<Collectives> = (0..size)
-            .map(|rank| {
-                let address = IpAddr::from(Ipv4Addr::from(0x0a00_0001 + rank));
-                let mut bytes = [0; 32];
-                bytes[..8].copy_from_slice(&(seed << 16 | u64::from(rank)).to_ne_bytes());
-                let config = Config::default().seed(bytes);
-                Collectives::new(Context::open(Box::new(network.port(&[address])), &config).unwrap()).unwrap()
-            })
-            .collect();
-        let of = |rank: u32| options.host(u128::from(rank / each));
-        let cards: Vec<Card> = (0..).zip(&mut ranks).map(|(rank, it)| it.card(&of(rank)).unwrap()).collect();
-        let join = |(rank, mut it): (u32, Collectives)| {
-            let all = it.join_with(rank, &cards, &of(rank)).unwrap();
-            (it, all)
-        };
-        let ranks = (0..).zip(ranks).map(join).collect();
-        World { network, ranks, now: Nanos(0) }
-    }
-
-    /// Each rank's part of an operation, to its end. Returns the time that it took.
-    fn run(&mut self, operation: impl Fn(usize, Communicator) -> Operation) -> Duration {
-        let start = self.now;
-        let mut requests: Vec<Option<Request>> = Vec::new();
-        for (rank, (it, all)) in self.ranks.iter_mut().enumerate() {
-            requests.push(Some(it.start(*all, &operation(rank, *all)).unwrap()));
-        }
-        while requests.iter().any(Option::is_some) {
-            let mut moved = false;
-            for ((it, _), request) in self.ranks.iter_mut().zip(&mut requests) {
-                moved |= it.poll(self.now).unwrap();
-                if let Some(ended) = *request
-                    && it.has_ended(ended).unwrap()
-                {
-                    *request = None;
-                }
-            }
-            assert!(self.now.since(start) < Duration::from_secs(60), "no end");
-            if moved {
-                continue;
-            }
-            // Nothing happens before the next frame arrives or a timer runs out.
-            let arrival = self.network.next_arrival();
-            let timers = self.ranks.iter().filter_map(|(it, _)| it.context().next_timeout());
-            let looks = self.ranks.iter().map(|(it, _)| it.next_look());
-            let next = timers.chain(looks).chain(arrival).min().unwrap();
-            self.now = next.max(self.now + Duration::from_nanos(1));
-        }
-        self.now.since(start)
-    }
-
-    fn allocate(&mut self, bytes: usize) -> Vec<Buffer> {
-        self.ranks.iter_mut().map(|(it, _)| it.allocate_private(bytes).unwrap()).collect()
-    }
-}
+use ferroce::driver::sim::LinkConfig;
+use ferroce_collectives::{Algorithm, DataType, Operation, Options, Reduction};
+use world::{World, link};
 
 /// All-reduces `count` elements, checks each, and returns times and a hash of the whole traffic.
 fn all_reduce(

@@ -123,16 +123,34 @@ impl Collectives {
     /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1280 ranks;
     /// [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
-        let now = self.now();
-        let group =
-            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-        group.begin_to_shrink(now)?;
-        let gone = loop {
-            match self.groups.get(communicator.handle).and_then(Group::agreed) {
-                Some(gone) => break gone.clone(),
+        self.start_shrink(communicator)?;
+        loop {
+            match self.shrunk(communicator)? {
+                Some(left) => return Ok(left),
                 None => self.turn()?,
             }
-        };
+        }
+    }
+
+    /// Begins what [`shrink`](Collectives::shrink) does. It goes on with each [`poll`](Collectives::poll), until
+    /// [`shrunk`](Collectives::shrunk) has the communicator.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than 1280 ranks; [`Error::InvalidHandle`].
+    pub fn start_shrink(&mut self, communicator: Communicator) -> Result<(), Error> {
+        let group =
+            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        group.begin_to_shrink()
+    }
+
+    /// The communicator of those that are left, once they agree.
+    ///
+    /// # Errors
+    /// As [`shrink`](Collectives::shrink).
+    pub fn shrunk(&mut self, communicator: Communicator) -> Result<Option<Communicator>, Error> {
+        let group =
+            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let Some(gone) = group.agreed().cloned() else { return Ok(None) };
         let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
         let child = self.child(communicator, &ranks)?;
         let Collectives { host, context, poller, groups, shrunk, .. } = self;
@@ -142,7 +160,7 @@ impl Collectives {
         match child {
             Some(child) => {
                 shrunk.push((communicator.handle, child.handle));
-                Ok(child)
+                Ok(Some(child))
             }
             None => {
                 let problem = "the other ranks hold this one for gone".to_owned();

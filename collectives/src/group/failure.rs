@@ -39,7 +39,10 @@ impl Group {
 
     /// When it wants to be polled though nothing comes.
     pub(crate) fn next_look(&self) -> Nanos {
-        let is_waiting = !self.executions.is_empty() || self.telling.is_some() || self.shrink.is_some();
+        let is_waiting = !self.executions.is_empty()
+            || self.telling.is_some()
+            || self.shrink.is_some()
+            || self.shrinking.is_some();
         let is_working = self.mapped.as_ref().is_ok_and(Mapped::is_working);
         match ((self.is_dirty || is_working) && self.failed.is_none(), is_waiting) {
             (true, _) => Nanos::ZERO,
@@ -73,7 +76,7 @@ impl Group {
     pub(super) fn look(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let now = process.now;
         self.next_look = now + self.options.probe_interval;
-        if self.shrink.is_some() {
+        if self.shrink.is_some() || self.shrinking.is_some() {
             return self.agree(process);
         }
         if let Some((until, next)) = self.telling {
@@ -89,7 +92,7 @@ impl Group {
             if now >= due {
                 self.greet(process, peer)?;
             }
-            self.next_look = self.next_look.min(now + AGAIN);
+            self.next_look = self.next_look.min(now + self.again());
         }
         if self.failed.is_none() {
             self.ask(process)?;
@@ -102,10 +105,13 @@ impl Group {
         let now = process.now;
         let interval = self.options.probe_interval;
         let patience = self.options.retry_budget().saturating_sub(interval * 2).max(interval);
-        let waiting =
-            self.executions.iter().flatten().find(|execution| now.since(execution.moved) >= interval);
+        let waiting = self
+            .executions
+            .iter()
+            .flatten()
+            .find(|execution| execution.moved.is_some_and(|moved| now.since(moved) >= interval));
         let Some(execution) = waiting else { return Ok(()) };
-        let waited = now.since(execution.moved);
+        let waited = now.since(execution.moved.unwrap_or(now));
         let mut peers: Vec<u32> = match &self.mapped {
             Ok(mapped) if !execution.has_steps() => mapped.waits_for(),
             _ => execution.waits_for().collect(),
@@ -175,9 +181,9 @@ impl Group {
                 self.telling = None;
                 return Ok(());
             }
-            self.telling = Some((until, now + AGAIN));
+            self.telling = Some((until, now + self.again()));
         }
-        self.next_look = now + AGAIN;
+        self.next_look = now + self.again();
         Ok(())
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 
 impl Group {
     /// Begins to agree on who is gone.
-    pub(crate) fn begin_to_shrink(&mut self, now: Nanos) -> Result<(), Error> {
+    pub(crate) fn begin_to_shrink(&mut self) -> Result<(), Error> {
         let size = self.size();
         if size.div_ceil(8) as usize > BODY {
             let expected = format!("at most {} ranks", BODY * 8);
@@ -14,10 +14,10 @@ impl Group {
         if let Some(lost) = self.failed.as_ref().and_then(Cause::lost) {
             gone.add(lost);
         }
-        if self.shrink.is_none() {
+        if self.shrink.is_none() && self.shrinking.is_none() {
             self.failed.get_or_insert_with(|| Cause::Local { problem: "it has been shrunk".to_owned() });
             self.telling = None;
-            self.shrink = Some(Shrink::new(self.rank, size, gone, self.options.retry_budget(), AGAIN, now));
+            self.shrinking = Some(gone);
         }
         self.next_look = Nanos::ZERO;
         Ok(())
@@ -29,7 +29,11 @@ impl Group {
     }
 
     pub(super) fn agree(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
-        self.next_look = process.now + AGAIN;
+        if let Some(gone) = self.shrinking.take() {
+            let (size, patience) = (self.size(), self.options.retry_budget());
+            self.shrink = Some(Shrink::new(self.rank, size, gone, patience, self.again(), process.now));
+        }
+        self.next_look = process.now + self.again();
         let words = self.shrink.as_mut().map(|shrink| shrink.tick(process.now)).unwrap_or_default();
         for (to, word) in words {
             self.tell(process, to, Message::Shrink(word))?;

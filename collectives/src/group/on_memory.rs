@@ -6,7 +6,6 @@ impl Group {
     /// Begins an operation on memory that all ranks have mapped.
     pub(super) fn start_mapped(
         &mut self,
-        process: &Process<'_>,
         operation: &Operation,
         lengths: (usize, usize),
         is_own: bool,
@@ -16,7 +15,7 @@ impl Group {
         let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
         let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
-        self.executions.push_back(Some(Execution::elsewhere(id, call, places, what, process.now)));
+        self.executions.push_back(Some(Execution::elsewhere(id, call, places, what)));
         let counts = operation.sent.as_ref().or(operation.received.as_ref());
         let ends = counts.map(|counts| ends(counts));
         let (root, count) = (operation.root as usize, operation.count);
@@ -47,9 +46,10 @@ impl Group {
                 has_ended = true;
             }
         })?;
-        if moved {
-            let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
-            elsewhere.for_each(|execution| execution.moved = process.now);
+        for execution in executions.iter_mut().flatten().filter(|execution| !execution.has_steps()) {
+            if moved || execution.moved.is_none() {
+                execution.moved = Some(process.now);
+            }
         }
         for peer in std::mem::take(wake) {
             self.tell(process, peer, Message::Wake)?;

@@ -35,10 +35,11 @@ impl Group {
 
     /// Tells a peer of this end of the channel.
     pub(super) fn greet(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
+        let next_hello = process.now + self.again();
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let link = channel.link(process.context, self.path_mtu)?;
         let (has_heard, is_open) = (channel.has_heard, channel.is_open);
-        channel.next_hello = process.now + AGAIN;
+        channel.next_hello = next_hello;
         self.tell(process, peer, Message::Hello { link, has_heard, is_open })
     }
 
