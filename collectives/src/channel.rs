@@ -396,17 +396,19 @@ impl Channel {
     }
 
     /// Tells the peer how many messages have been taken, where no header has for long.
-    pub(crate) fn return_credits(&mut self, context: &mut Context) -> Result<(), crate::Error> {
+    /// Whether it did.
+    pub(crate) fn return_credits(&mut self, context: &mut Context) -> Result<bool, crate::Error> {
         let [ring, staging] = self.untold;
         let is_due = self.taken.wrapping_sub(self.told) >= (self.depth / 4).max(1)
             || ring >= self.limits.ring / 4
             || staging >= self.limits.staging / 4;
         if !is_due || !self.is_open || !self.has_room_for_work() {
-            return Ok(());
+            return Ok(false);
         }
         self.has_told();
         let op = SendOp::WriteWithImm(NOWHERE, Immediate::Credit(self.taken).value());
-        self.post(context, op, Data::Inline(&[]), None, false)
+        self.post(context, op, Data::Inline(&[]), None, false)?;
+        Ok(true)
     }
 
     /// The oldest message that is not taken.

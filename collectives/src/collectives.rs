@@ -310,6 +310,10 @@ impl Collectives {
     fn progress(&mut self, now: Nanos) -> Result<bool, Error> {
         let mut moved = false;
         let (mut process, groups) = self.process(now);
+        // Operations first: what can end ends, though another rank may have given up behind it.
+        for group in groups.iter_mut() {
+            moved |= group.poll(&mut process)?;
+        }
         while let Some(envelope) = process.control.next(process.context)? {
             match groups.iter_mut().find(|group| group.id == envelope.communicator) {
                 Some(group) => group.hear(&mut process, envelope.from, envelope.message)?,
@@ -319,10 +323,7 @@ impl Collectives {
             }
             moved = true;
         }
-        for group in groups.iter_mut() {
-            moved |= group.poll(&mut process)?;
-        }
-        Ok(moved)
+        Ok(process.control.take_sent() || moved)
     }
 
     /// One turn, and a rest if there was nothing to do.

@@ -64,6 +64,8 @@ pub(crate) struct Control {
     pub(crate) qpn: Qpn,
     pub(crate) qkey: u32,
     under_way: u32,
+    /// Messages that were sent since this was asked last.
+    has_sent: bool,
 }
 
 /// A message as it travels.
@@ -134,7 +136,7 @@ impl Control {
         let qkey = context.random_psn().value();
         context.start_datagrams(qp, qkey)?;
         let qpn = context.query_qp(qp)?.qpn;
-        let control = Control { qp, cq, memory, qpn, qkey, under_way: 0 };
+        let control = Control { qp, cq, memory, qpn, qkey, under_way: 0, has_sent: false };
         for slot in 0..RECEIVES {
             control.post_receive(context, slot.into())?;
         }
@@ -177,7 +179,13 @@ impl Control {
         let wr = SendWorkRequest { wr_id: SENT, op, data, flags: SendFlags::SIGNALED };
         context.post_send(self.qp, &wr)?;
         self.under_way += 1;
+        self.has_sent = true;
         Ok(())
+    }
+
+    /// Whether messages were sent since this was asked last: they leave with the next poll.
+    pub(crate) fn take_sent(&mut self) -> bool {
+        std::mem::take(&mut self.has_sent)
     }
 
     /// The next message that has come. What makes no sense is dropped.

@@ -476,7 +476,7 @@ impl Group {
         }
         for peer in &self.linked {
             if let Some(channel) = &mut self.peers[*peer as usize].channel {
-                channel.return_credits(process.context)?;
+                moved |= channel.return_credits(process.context)?;
             }
         }
         Ok(self.retire(process.context)? || moved)

@@ -104,13 +104,18 @@ impl Group {
     pub(super) fn ask(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
         let now = process.now;
         let interval = self.options.probe_interval;
-        let patience = self.options.retry_budget().saturating_sub(interval * 2).max(interval);
+        // What a rank may be silent for in all, from the last that moved on.
+        let patience = self.options.retry_budget().saturating_sub(interval).max(interval);
         let waiting = self
             .executions
             .iter()
             .flatten()
             .find(|execution| execution.moved.is_some_and(|moved| now.since(moved) >= interval));
-        let Some(execution) = waiting else { return Ok(()) };
+        let Some(execution) = waiting else {
+            let first = self.executions.iter().flatten().filter_map(|execution| execution.moved).min();
+            self.next_look = first.map_or(self.next_look, |moved| self.next_look.min(moved + interval));
+            return Ok(());
+        };
         let waited = now.since(execution.moved.unwrap_or(now));
         let mut peers: Vec<u32> = match &self.mapped {
             Ok(mapped) if !execution.has_steps() => mapped.waits_for(),
@@ -141,6 +146,9 @@ impl Group {
                 peer.pinged = now;
                 peer.silent.get_or_insert(now);
                 self.tell(process, number, Message::Ping { call: call.number })?;
+            }
+            if let Some(since) = self.peers[number as usize].silent {
+                self.next_look = self.next_look.min(since + patience);
             }
         }
         Ok(())
