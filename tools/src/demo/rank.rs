@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ferroce::{Context, Counter, Device, DeviceSpec, Idle, PathMtu};
 use ferroce_collectives::{
-    Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Options, ReduceOp,
+    Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Options, ReduceOp, SharedMemory,
 };
 use ferroce_driver::machine::{LineTime, Repetitions};
 use ferroce_driver::pcap::{Recorder, Recording};
@@ -339,7 +339,12 @@ fn all_reduce_all(
     let gpu = plan.memory.open()?;
     tell(RankEvent::Opened(Opened::new(&context, plan)));
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
-    let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class).idle(plan.idle);
+    // The demo is of packets: ranks of one host would send none.
+    let options = Options::default()
+        .path_mtu(plan.path_mtu)
+        .traffic_class(traffic_class)
+        .idle(plan.idle)
+        .shared_memory(SharedMemory::Off);
     let bootstrap = bootstrap.timeout(RENDEZVOUS);
     let mut collectives = match gpu {
         Some(gpu) => Collectives::on_device(context, gpu)?,
@@ -350,9 +355,9 @@ fn all_reduce_all(
     // TCP takes no memory of a GPU.
     let tcp = tcp.filter(|_| plan.memory.is_host());
     let mut tcp = tcp.map(|address| tcp_ring(&mut member, address, stop)).transpose()?;
-    let allocate = |tensor: &Tensor| member.collectives.allocate(tensor.bytes());
+    let allocate = |tensor: &Tensor| member.collectives.allocate_private(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
-    let votes = member.collectives.allocate(ELEMENT)?;
+    let votes = member.collectives.allocate_private(ELEMENT)?;
     for round in 0..plan.rounds {
         // They take turns, so that what changes slowly on the machine falls on both alike.
         let mut turn = [Transport::Ferroce, Transport::Tcp];
@@ -500,7 +505,7 @@ fn exchange(member: &mut Member, own: SocketAddr) -> Result<Vec<SocketAddr>, Err
     };
     let Member { collectives, communicator, .. } = member;
     let mut entries = vec![[0; ENTRY]; communicator.size() as usize];
-    let table = collectives.allocate(entries.len() * ENTRY)?;
+    let table = collectives.allocate_private(entries.len() * ENTRY)?;
     let at = u64::from(communicator.rank()) * ENTRY as u64;
     let ([a, b, c, d], [high, low]) = (address.octets(), own.port().to_be_bytes());
     collectives.write(table, at, &[a, b, c, d, high, low])?;
