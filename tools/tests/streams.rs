@@ -10,7 +10,8 @@ use ends::{Ferroce, alone};
 use serde_json::Value;
 
 /// A run of each sub-command that needs no rights and no peer. `--json` can be added to those that have it.
-const RUNS: [(&str, bool); 12] = [
+const RUNS: [(&str, bool); 13] = [
+    ("collective all_reduce -g 2 -e 64 -n 2", true),
     ("demo -d loopback --tensors 2 --rounds 1", true),
     ("devinfo", true),
     ("dissect CAPTURE", true),
