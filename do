@@ -14,6 +14,8 @@ usage: ./do JOB [ARGUMENT...]
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
                      --bench wire [-- --driver af_xdp,memif,udp --only LINE,... --quick --rounds N
                      --json FILE --svg FILE], the whole system beside its ceiling and its rivals;
+                     --bench collectives [-- --place host,udp,af_xdp --ranks 2,4 --quick --json FILE --svg FILE],
+                     all-reduce and all-gather beside Open MPI's, and gloo's where python3 has a torch;
                      --bench instructions [-- --update], the guard of CI;
                      --bench engine | loss | queue_pairs | flood | idle | pacing | rnic | device | reduction [-- --json FILE];
                      icrc | frame
@@ -74,8 +76,9 @@ run_packages="iproute2"
 # tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
 # way; PoCL is a device of OpenCL on the CPU; the others make the guest of tools/interop/rxe.
 test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils pocl-opencl-icd ocl-icd-libopencl1"
-# valgrind counts instructions; ucx-utils has ucx_perftest, beside which the wire is measured.
-bench_packages="valgrind ucx-utils"
+# valgrind counts instructions; ucx-utils has ucx_perftest, beside which the wire is measured, and Open MPI is what the
+# collectives are measured beside; taskset is in util-linux.
+bench_packages="valgrind ucx-utils openmpi-bin libopenmpi-dev util-linux"
 
 missing() { # PACKAGE...
     local p

@@ -14,7 +14,8 @@ pub fn built(build: bool) -> Result<PathBuf, Box<dyn Error>> {
     let command = folder.join("ferroce");
     if build {
         let arguments = ["build", "--release", "--quiet", "-p", "ferroce-tools"];
-        let built = Command::new(env!("CARGO")).args(arguments).status()?;
+        let features: &[&str] = if cfg!(feature = "af_xdp") { &["--features", "af_xdp"] } else { &[] };
+        let built = Command::new(env!("CARGO")).args(arguments).args(features).status()?;
         if !built.success() {
             return Err("the command can't be built".into());
         }

@@ -11,6 +11,7 @@ pub mod process;
 pub mod report;
 pub mod ring;
 pub mod state;
+pub mod veth;
 
 use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
 

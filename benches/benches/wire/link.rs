@@ -7,6 +7,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use ferroce_benches::veth::{Veth, is_root};
+
 use crate::end::Outcome;
 
 /// What carries frames.
@@ -45,9 +47,8 @@ impl Driver {
 #[derive(Debug)]
 pub(crate) struct Link {
     driver: Driver,
-    mtu: u32,
-    /// Of each end, none on loopback.
-    namespaces: Vec<String>,
+    /// None on loopback.
+    veth: Option<Veth>,
     /// The directory of sockets.
     directory: PathBuf,
     pub(crate) description: String,
@@ -55,14 +56,12 @@ pub(crate) struct Link {
     job: Cell<u32>,
 }
 
-const INTERFACE: &str = "veth0";
 const PREFIX: &str = "ferroce-wire-";
 
 impl Link {
     /// # Errors
     /// Why this machine or user can't have it.
     pub(crate) fn new(driver: Driver, mtu: u32) -> Outcome<Link> {
-        remove_abandoned();
         let name = format!("{PREFIX}{}-{mtu}", std::process::id());
         let parent =
             if Path::new("/dev/shm").is_dir() { PathBuf::from("/dev/shm") } else { std::env::temp_dir() };
@@ -70,14 +69,7 @@ impl Link {
         std::fs::create_dir(&directory)?;
         // The two processes may be of another user.
         std::fs::set_permissions(&directory, Permissions::from_mode(0o1777))?;
-        let mut link = Link {
-            driver,
-            mtu,
-            namespaces: Vec::new(),
-            directory,
-            description: String::new(),
-            job: Cell::new(0),
-        };
+        let mut link = Link { driver, veth: None, directory, description: String::new(), job: Cell::new(0) };
         match driver {
             Driver::Memif => link.description = "net_memif between two processes".to_owned(),
             Driver::Shm | Driver::ShmNoIcrc => link.description = "shared memory of two processes".to_owned(),
@@ -85,32 +77,12 @@ impl Link {
                 link.description = "127.0.0.1 and 127.0.0.2 of lo (no right to make a veth)".to_owned();
             }
             Driver::AfXdp if !is_root() => return Err("needs root, for network namespaces and AF_XDP".into()),
-            Driver::AfXdp | Driver::Udp => link.make_veth(&name)?,
+            Driver::AfXdp | Driver::Udp => {
+                link.description = format!("veth between two namespaces, MTU {mtu}");
+                link.veth = Some(Veth::new("wire", mtu)?);
+            }
         }
         Ok(link)
-    }
-
-    fn make_veth(&mut self, name: &str) -> Outcome<()> {
-        let mtu = self.mtu;
-        for end in 0..2 {
-            let namespace = format!("{name}-{end}");
-            ip(&format!("netns add {namespace}"))?;
-            self.namespaces.push(namespace);
-        }
-        let [a, b] = [&self.namespaces[0], &self.namespaces[1]];
-        ip(&format!(
-            "-n {a} link add {INTERFACE} mtu {mtu} type veth peer name {INTERFACE} netns {b} mtu {mtu}"
-        ))?;
-        for (end, namespace) in self.namespaces.iter().enumerate() {
-            if Path::new("/proc/sys/net/ipv6").exists() {
-                ip(&format!("-n {namespace} link set {INTERFACE} addrgenmode none"))?;
-            }
-            ip(&format!("-n {namespace} addr add {}/24 dev {INTERFACE}", self.address(end)))?;
-            ip(&format!("-n {namespace} link set lo up"))?;
-            ip(&format!("-n {namespace} link set {INTERFACE} up"))?;
-        }
-        self.description = format!("veth between two namespaces, MTU {mtu}");
-        Ok(())
     }
 
     fn switch(&self) -> String {
@@ -120,10 +92,10 @@ impl Link {
     /// A command that runs this program at an end.
     pub(crate) fn command(&self, end: usize) -> Outcome<Command> {
         let program = std::env::current_exe()?;
-        Ok(match self.namespaces.get(end) {
-            Some(namespace) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", namespace]).arg(program);
+        Ok(match &self.veth {
+            Some(veth) => {
+                let mut command = veth.command(end);
+                command.arg(program);
                 command
             }
             None => Command::new(program),
@@ -131,21 +103,17 @@ impl Link {
     }
 
     pub(crate) fn address(&self, end: usize) -> IpAddr {
-        let last = end as u8 + 1;
-        let first_three = if self.namespaces.is_empty() && self.driver != Driver::Memif {
-            [127, 0, 0]
-        } else {
-            [10, 77, 1]
-        };
-        let [a, b, c] = first_three;
-        Ipv4Addr::new(a, b, c, last).into()
+        if self.veth.is_some() || self.driver == Driver::Memif {
+            return Veth::address(end).into();
+        }
+        Ipv4Addr::new(127, 0, 0, end as u8 + 1).into()
     }
 
     /// What `--device` says for an end.
     pub(crate) fn device(&self, end: usize) -> String {
         let address = self.address(end);
         match self.driver {
-            Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
+            Driver::AfXdp => format!("af_xdp:{}", Veth::INTERFACE),
             Driver::Shm => self.switch(),
             Driver::ShmNoIcrc => format!("{},shm=noicrc", self.switch()),
             // Between loopback addresses it would be shared memory otherwise.
@@ -183,39 +151,8 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            if let Err(error) = ip(&format!("netns del {namespace}")) {
-                eprintln!("wire: a network namespace stays behind: {error}");
-            }
-        }
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
             eprintln!("wire: {} stays behind: {error}", self.directory.display());
         }
     }
-}
-
-pub(crate) fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
-/// Removes namespaces whose maker was killed.
-fn remove_abandoned() {
-    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
-        let is_gone =
-            pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists());
-        if is_gone && let Err(error) = ip(&format!("netns del {name}")) {
-            eprintln!("wire: a killed process left a network namespace behind: {error}");
-        }
-    }
-}
-
-fn ip(arguments: &str) -> Outcome<()> {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output();
-    let output = output.map_err(|error| format!("the command `ip` (package iproute2): {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(format!("`ip {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
 }

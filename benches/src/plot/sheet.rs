@@ -1,15 +1,15 @@
-//! A sheet with a row for each thing compared: throughput by size at the left, times at the right, all axes logarithmic.
+//! A sheet with a row for each thing compared: figures by size at the left, round trips at the right, all axes logarithmic.
 
 use std::fmt::Write;
 
 use super::{COLOURS, start, text};
 use crate::report::Spread;
 
-/// Throughput by size. One without sizes of its own, with a single point, is drawn from end to end.
+/// Figures by size. One without sizes of its own, with a single point, is drawn from end to end.
 pub struct Curve {
     /// In the legend; curves of one name have one colour on all rows.
     pub name: String,
-    /// Size in bytes, and throughput.
+    /// Size in bytes, and the figure.
     pub points: Vec<(f64, Spread)>,
 }
 
@@ -36,13 +36,16 @@ pub struct Sheet {
     pub title: String,
     /// Below it: what the figures come from.
     pub notes: Vec<String>,
+    /// What figures by size are.
+    y_label: &'static str,
     rows: Vec<Row>,
 }
 
 const WIDTH: f64 = 960.0;
 const ROW: f64 = 260.0;
-/// The plots of a row, from left to right and from its top.
-const THROUGHPUT: (f64, f64) = (60.0, 500.0);
+/// The plots of a row, from left to right and from its top; one alone has all of it.
+const BY_SIZE: (f64, f64) = (60.0, 500.0);
+const BY_SIZE_ALONE: (f64, f64) = (60.0, 936.0);
 const TIMES: (f64, f64) = (680.0, 936.0);
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = ROW - 46.0;
@@ -120,9 +123,15 @@ fn values(spread: &Spread) -> [f64; 3] {
 }
 
 impl Sheet {
-    /// An empty one.
+    /// An empty one, for throughput by size.
     pub fn new(title: String, notes: Vec<String>) -> Sheet {
-        Sheet { title, notes, rows: Vec::new() }
+        Sheet { title, notes, y_label: "payload, Gb/s", rows: Vec::new() }
+    }
+
+    /// For other figures by size.
+    pub fn with_y(mut self, label: &'static str) -> Sheet {
+        self.y_label = label;
+        self
     }
 
     /// Adds a row below the others.
@@ -155,7 +164,7 @@ impl Sheet {
         }
         for (n, row) in self.rows.iter().enumerate() {
             let _ = writeln!(svg, "<g transform=\"translate(0 {})\">", rows_at + ROW * n as f64);
-            row.draw(&mut svg, &names);
+            row.draw(&mut svg, &names, self.y_label);
             svg += "</g>\n";
         }
         svg + "</svg>\n"
@@ -174,30 +183,31 @@ impl Sheet {
 }
 
 impl Row {
-    fn draw(&self, svg: &mut String, names: &[&str]) {
+    fn draw(&self, svg: &mut String, names: &[&str], y_label: &str) {
         let _ = writeln!(
             svg,
             "<path d=\"M20 0H{}\" stroke=\"#bbbbbb\"/><text x=\"20\" y=\"20\" font-weight=\"bold\">{}</text>",
             WIDTH - 20.0,
             escaped(&self.title)
         );
-        self.draw_throughput(svg, names);
+        self.draw_by_size(svg, names, y_label);
         self.draw_times(svg);
     }
 
-    fn draw_throughput(&self, svg: &mut String, names: &[&str]) {
-        let (left, right) = THROUGHPUT;
+    fn draw_by_size(&self, svg: &mut String, names: &[&str], y_label: &str) {
+        let (left, right) = if self.intervals.is_empty() { BY_SIZE_ALONE } else { BY_SIZE };
         let sizes = || self.curves.iter().filter(|curve| curve.points.len() > 1).flat_map(|c| &c.points);
         let bands = || self.curves.iter().flat_map(|curve| &curve.points).map(|(_, band)| band);
         if bands().next().is_none() {
             return text(svg, left, (TOP + BOTTOM) / 2.0, "start", "nothing measured");
         }
         let y = Axis::of(bands().flat_map(values), BOTTOM, TOP);
-        let x = Axis { least: 6.0, most: 1.5 * 1048576.0, from: left, to: right };
         grid_y(svg, y, left, right);
         let mut ticks: Vec<f64> = sizes().map(|(size, _)| *size).collect();
         ticks.sort_by(f64::total_cmp);
         ticks.dedup();
+        let [least, most] = [ticks.first(), ticks.last()].map(|size| size.copied().unwrap_or(1.0));
+        let x = Axis { least: least / 1.5, most: most * 1.5, from: left, to: right };
         for size in ticks {
             let at = x.at(size);
             let _ = writeln!(svg, "<path d=\"M{at:.1} {TOP}V{BOTTOM}\" stroke=\"#eeeeee\"/>");
@@ -208,7 +218,7 @@ impl Row {
         let _ = writeln!(
             svg,
             "<text x=\"20\" y=\"{middle}\" text-anchor=\"middle\" transform=\"rotate(-90 20 {middle})\">\
-             payload, Gb/s</text>"
+             {y_label}</text>"
         );
         for curve in &self.curves {
             let n = names.iter().position(|name| *name == curve.name).unwrap_or(0);

@@ -1,0 +1,339 @@
+//! Who is measured: how its ranks are started, and what they print.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ferroce_benches::command::built;
+use ferroce_benches::process::Stopped;
+use ferroce_benches::veth::Veth;
+use serde::Deserialize;
+
+use crate::Outcome;
+use crate::place::Stand;
+
+/// A library whose operations are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Contender {
+    Ferroce,
+    OpenMpi,
+    Gloo,
+}
+
+impl Contender {
+    pub(crate) const ALL: [Contender; 3] = [Contender::Ferroce, Contender::OpenMpi, Contender::Gloo];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Contender::Ferroce => "ferroce",
+            Contender::OpenMpi => "Open MPI",
+            Contender::Gloo => "gloo",
+        }
+    }
+}
+
+/// Sizes of an operation that are measured in one go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) operation: &'static str,
+    pub(crate) least: u64,
+    pub(crate) most: u64,
+    pub(crate) iterations: u32,
+    pub(crate) warmup: u32,
+}
+
+/// Each size is so many times the one before.
+pub(crate) const FACTOR: u64 = 4;
+
+impl Job {
+    /// As the programs of the others take them.
+    fn arguments(&self) -> [String; 6] {
+        let Job { operation, least, most, iterations, warmup } = self;
+        let numbers = [*least, *most, FACTOR, (*iterations).into(), (*warmup).into()];
+        let [a, b, c, d, e] = numbers.map(|number| number.to_string());
+        [(*operation).to_owned(), a, b, c, d, e]
+    }
+}
+
+/// Microseconds that a call of some size took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Time {
+    pub(crate) bytes: u64,
+    pub(crate) mean: f64,
+    pub(crate) median: f64,
+}
+
+/// The programs.
+pub(crate) struct Programs {
+    ferroce: PathBuf,
+    open_mpi: Result<PathBuf, String>,
+    gloo: Result<PathBuf, String>,
+    /// Theirs, and what jobs say on standard error.
+    directory: PathBuf,
+}
+
+impl Programs {
+    /// Builds what has to be built.
+    pub(crate) fn new(build: bool) -> Outcome<Programs> {
+        let ferroce = built(build)?;
+        let directory = std::env::temp_dir().join(format!("ferroce-collectives-{}", std::process::id()));
+        fs::create_dir(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        let mut programs =
+            Programs { ferroce, open_mpi: Err(String::new()), gloo: Err(String::new()), directory };
+        programs.open_mpi = programs.build_open_mpi();
+        programs.gloo = programs.find_torch();
+        Ok(programs)
+    }
+
+    fn build_open_mpi(&self) -> Result<PathBuf, String> {
+        let source = self.write("open_mpi.c", include_str!("open_mpi.c"))?;
+        let program = self.directory.join("open_mpi");
+        let compiled = Command::new("mpicc").args(["-O2", "-o"]).args([&program, &source]).output();
+        let compiled = compiled.map_err(|error| format!("mpicc (package libopenmpi-dev): {error}"))?;
+        if !compiled.status.success() {
+            return Err(format!("mpicc: {}", String::from_utf8_lossy(&compiled.stderr).trim()));
+        }
+        Ok(program)
+    }
+
+    fn find_torch(&self) -> Result<PathBuf, String> {
+        let tried = Command::new("python3").args(["-c", "import torch.distributed"]).output();
+        let tried = tried.map_err(|error| format!("python3: {error}"))?;
+        if !tried.status.success() {
+            let said = String::from_utf8_lossy(&tried.stderr);
+            return Err(format!("python3 has no torch ({})", said.trim().lines().last().unwrap_or("")));
+        }
+        self.write("gloo.py", include_str!("gloo.py"))
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<PathBuf, String> {
+        let path = self.directory.join(name);
+        fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Why a contender is not measured, if it is not.
+    pub(crate) fn lacks(&self, contender: Contender) -> Option<&str> {
+        match contender {
+            Contender::Ferroce => None,
+            Contender::OpenMpi => self.open_mpi.as_ref().err().map(String::as_str),
+            Contender::Gloo => self.gloo.as_ref().err().map(String::as_str),
+        }
+    }
+
+    /// Runs a job, and returns what rank 0 has printed.
+    pub(crate) fn run(&self, contender: Contender, stand: &Stand, job: &Job) -> Outcome<Vec<Time>> {
+        let processes = match contender {
+            Contender::Ferroce => self.start_ferroce(stand, job)?,
+            Contender::OpenMpi => self.start_open_mpi(stand, job)?,
+            Contender::Gloo => self.start_gloo(stand, job)?,
+        };
+        let output = wait(processes).map_err(|error| {
+            let said = fs::read_to_string(self.log()).unwrap_or_default();
+            let last: Vec<&str> = said.lines().rev().take(3).collect();
+            format!("{error}: {}", last.join(" / "))
+        })?;
+        let times = if contender == Contender::Ferroce { report(&output)? } else { lines(&output)? };
+        let sizes = std::iter::successors(Some(job.least), |size| Some(size * FACTOR));
+        let sizes: Vec<u64> = sizes.take_while(|size| *size <= job.most).collect();
+        let measured: Vec<u64> = times.iter().map(|time| time.bytes).collect();
+        if measured != sizes {
+            return Err(format!("it has measured {measured:?}, not {sizes:?}").into());
+        }
+        Ok(times)
+    }
+
+    fn start_ferroce(&self, stand: &Stand, job: &Job) -> Outcome<Vec<Stopped>> {
+        let Job { operation, least, most, iterations, warmup } = job;
+        let port = free_port()?;
+        self.start_ranks(stand, |rank, command| {
+            command.arg(&self.ferroce).arg("collective").arg(operation);
+            command.args(["--device", &stand.device(rank), "--json", "--quiet", "--out-of-place"]);
+            command.args(["-b", &least.to_string(), "-e", &most.to_string(), "-f", &FACTOR.to_string()]);
+            command.args(["-n", &iterations.to_string(), "-w", &warmup.to_string()]);
+            if stand.yields() {
+                command.args(["--idle", "yield"]);
+            }
+            if stand.veth.is_some() {
+                // The namespaces stand for hosts, which share none.
+                command.args(["--shared-memory", "off"]);
+            }
+            command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", stand.ranks.to_string());
+            command.env("FERROCE_MASTER_ADDR", stand.master().to_string());
+            command.env("FERROCE_MASTER_PORT", port.to_string());
+        })
+    }
+
+    fn start_gloo(&self, stand: &Stand, job: &Job) -> Outcome<Vec<Stopped>> {
+        let script = self.gloo.as_ref().map_err(String::as_str)?;
+        let port = free_port()?;
+        self.start_ranks(stand, |rank, command| {
+            command.arg("python3").arg(script).args(job.arguments());
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
+            command.env("MASTER_ADDR", stand.master().to_string()).env("MASTER_PORT", port.to_string());
+            command.env("GLOO_SOCKET_IFNAME", if stand.veth.is_some() { Veth::INTERFACE } else { "lo" });
+        })
+    }
+
+    /// A process for each rank, on its core.
+    fn start_ranks(&self, stand: &Stand, arguments: impl Fn(usize, &mut Command)) -> Outcome<Vec<Stopped>> {
+        let log = File::create(self.log())?;
+        let mut processes = Vec::new();
+        for rank in 0..stand.ranks {
+            let mut command = stand.command(rank);
+            arguments(rank, &mut command);
+            let stdout = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+            command.stdin(Stdio::null()).stdout(stdout).stderr(log.try_clone()?);
+            processes.push(Stopped(command.spawn()?));
+        }
+        Ok(processes)
+    }
+
+    fn start_open_mpi(&self, stand: &Stand, job: &Job) -> Outcome<Vec<Stopped>> {
+        let program = self.open_mpi.as_ref().map_err(String::as_str)?;
+        let mut command = match &stand.veth {
+            Some(veth) => veth.command(0),
+            None => Command::new("env"),
+        };
+        command.args(["mpirun", "-np", &stand.ranks.to_string(), "--bind-to", "none", "--oversubscribe"]);
+        command.args(["--mca", "pml", "ob1"]);
+        let yields = if stand.yields() { "1" } else { "0" };
+        command.args(["--mca", "mpi_yield_when_idle", yields]);
+        match &stand.veth {
+            None => {
+                command.args(["--mca", "btl", "vader,self"]);
+            }
+            Some(veth) => {
+                let each = stand.ranks / 2;
+                let hosts = [0, 1].map(|end| format!("{}:{each}", Veth::address(end)));
+                let agent = self.agent(veth.namespace(1))?;
+                command.args(["--host", &hosts.join(",")]);
+                command.args([
+                    "--mca",
+                    "btl",
+                    "vader,tcp,self",
+                    "--mca",
+                    "btl_tcp_if_include",
+                    Veth::INTERFACE,
+                ]);
+                command.args(["--mca", "oob_tcp_if_include", Veth::INTERFACE]);
+                command.args(["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm_rsh_agent"]).arg(agent);
+            }
+        }
+        // Its own binding knows no two ranks of two hosts that are one.
+        command.arg(self.pin(stand)?).arg(program).args(job.arguments());
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.log())?);
+        Ok(vec![Stopped(command.spawn()?)])
+    }
+
+    /// Where Open MPI starts what it wants on the other host: in the other namespace, under a name of its own.
+    fn agent(&self, namespace: &str) -> Outcome<PathBuf> {
+        let text = format!(
+            "#!/bin/sh\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname {namespace}; $*\"\n"
+        );
+        self.script("agent", &text)
+    }
+
+    fn pin(&self, stand: &Stand) -> Outcome<PathBuf> {
+        let [a, b] = stand.cores;
+        let text = format!(
+            "#!/bin/sh\nif [ $((OMPI_COMM_WORLD_RANK % 2)) = 0 ]; then core={a}; else core={b}; fi\n\
+             exec taskset -c $core \"$@\"\n"
+        );
+        self.script("pin", &text)
+    }
+
+    fn script(&self, name: &str, text: &str) -> Outcome<PathBuf> {
+        let path = self.write(name, text)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            eprintln!("collectives: {} stays behind: {error}", self.directory.display());
+        }
+    }
+}
+
+/// How long a job may take.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits for all processes of a job. Returns what the first has printed.
+fn wait(mut processes: Vec<Stopped>) -> Outcome<String> {
+    let stdout = processes[0].0.stdout.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        stdout.map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut text)).map(|_| text)
+    });
+    let deadline = Instant::now() + PATIENCE;
+    for (rank, process) in processes.iter_mut().enumerate() {
+        loop {
+            match process.0.try_wait()? {
+                Some(status) if status.success() => break,
+                Some(status) => return Err(format!("process {rank} ended with {status}").into()),
+                None if Instant::now() > deadline => return Err(format!("no end after {PATIENCE:?}").into()),
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+    Ok(reader.join().map_err(|_| "standard output could not be read")??)
+}
+
+/// What `ferroce collective --json` prints.
+#[derive(Deserialize)]
+struct Report {
+    results: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+struct Row {
+    bytes: u64,
+    out_of_place: Figures,
+}
+
+#[derive(Deserialize)]
+struct Figures {
+    time_us: f64,
+    median_us: f64,
+    wrong: u64,
+}
+
+fn report(output: &str) -> Outcome<Vec<Time>> {
+    let Report { results } = serde_json::from_str(output)?;
+    let time = |Row { bytes, out_of_place: Figures { time_us, median_us, wrong } }: Row| match wrong {
+        0 => Ok(Time { bytes, mean: time_us, median: median_us }),
+        _ => Err(format!("{wrong} elements are wrong").into()),
+    };
+    results.into_iter().map(time).collect()
+}
+
+fn lines(output: &str) -> Outcome<Vec<Time>> {
+    let time = |line: &str| -> Outcome<Time> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [bytes, mean, median, wrong] = words[..] else {
+            return Err(format!("it has printed '{line}'").into());
+        };
+        if wrong != "0" {
+            return Err(format!("{wrong} elements are wrong").into());
+        }
+        Ok(Time { bytes: bytes.parse()?, mean: mean.parse()?, median: median.parse()? })
+    };
+    output.lines().map(time).collect()
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Outcome<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}

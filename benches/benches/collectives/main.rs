@@ -1,0 +1,174 @@
+//! ferroce's collectives beside Open MPI's, and gloo's where a torch is: all-reduce and all-gather from 4 B to 64 MiB, inside a host
+//! and between two namespaces, in turns.
+//!
+//! All are timed in one way: calls back to back, of the slowest rank the mean. Every element is compared with what it must be. A ratio is
+//! of times of one round; the table has the median of the rounds.
+
+mod contender;
+mod place;
+mod results;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::Parser;
+use contender::{Contender, Job, Programs};
+use ferroce::driver::machine::{LineTime, Repetitions};
+use ferroce_benches::report::write;
+use place::{Place, Stand};
+use results::{Measured, Results};
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Collectives beside Open MPI and gloo
+#[derive(Parser)]
+struct Args {
+    /// Only these places
+    #[arg(long, value_enum, value_delimiter = ',')]
+    place: Vec<Place>,
+    /// Only so many ranks: 2, which are what the aims are about, or 4
+    #[arg(long, value_delimiter = ',', default_values_t = [2, 4], value_parser = parse_ranks)]
+    ranks: Vec<usize>,
+    /// Only these operations: all_reduce, all_gather
+    #[arg(long, value_delimiter = ',', default_values_t = OPERATIONS.map(str::to_owned), value_parser = OPERATIONS)]
+    operation: Vec<String>,
+    /// Also writes everything there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draws charts there
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// How often each size is measured
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Two rounds: roughly how it stands
+    #[arg(long)]
+    quick: bool,
+    /// As `cargo bench` says; without it one round of a few sizes shows that the benchmark works
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+fn parse_ranks(text: &str) -> Result<usize, String> {
+    match text {
+        "2" => Ok(2),
+        "4" => Ok(4),
+        _ => Err("must be 2 or 4".to_owned()),
+    }
+}
+
+const OPERATIONS: [&str; 2] = ["all_reduce", "all_gather"];
+
+/// Sizes by how often each is timed: from 4 B on, each four times the one before.
+const SIZES: [(u64, u64, u32, u32); 4] = [
+    (4, 16 << 10, 2000, 200),
+    (64 << 10, 256 << 10, 200, 20),
+    (1 << 20, 4 << 20, 40, 5),
+    (16 << 20, 64 << 20, 5, 2),
+];
+/// What shows that it works.
+const FEW_SIZES: [(u64, u64, u32, u32); 1] = [(4, 16 << 10, 20, 2)];
+
+fn main() -> Outcome<()> {
+    let args = Args::parse();
+    let rounds = match (args.bench, args.quick) {
+        (false, _) => 1,
+        (true, true) => args.rounds.min(2),
+        (true, false) => args.rounds,
+    };
+    let sizes: &[_] = if args.bench { &SIZES } else { &FEW_SIZES };
+    let programs = Programs::new(args.bench)?;
+    let mut results = Results::new(rounds.max(1));
+    for contender in Contender::ALL {
+        if let Some(reason) = programs.lacks(contender) {
+            results.leave_out(contender.name().to_owned(), reason.to_owned());
+        }
+    }
+    let cores = cores()?;
+    for place in Place::ALL.into_iter().filter(|place| args.place.is_empty() || args.place.contains(place)) {
+        for ranks in args.ranks.iter().copied() {
+            let stand = match Stand::new(place, ranks, cores) {
+                Ok(stand) => stand,
+                Err(error) => {
+                    results.leave_out(format!("{ranks} ranks {}", place.name()), error.to_string());
+                    continue;
+                }
+            };
+            for operation in OPERATIONS.into_iter().filter(|name| args.operation.iter().any(|of| of == name))
+            {
+                let mut measured = Measured::new(place, ranks, operation);
+                measure(&programs, &stand, sizes, &mut results, &mut measured);
+                results.measured.push(measured);
+            }
+        }
+    }
+    results.print();
+    if let Some(path) = &args.json {
+        write(path, &format!("{:#}\n", results.json()))?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &results.svg())?;
+    }
+    results.verdict()
+}
+
+/// The first two that this process may use.
+fn cores() -> Outcome<[usize; 2]> {
+    let cores: Vec<usize> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    match cores[..] {
+        [] => Err("the cores that this process may use are not known".into()),
+        [one] => Ok([one, one]),
+        [a, b, ..] => Ok([a, b]),
+    }
+}
+
+/// All rounds of one operation at one place.
+fn measure(
+    programs: &Programs,
+    stand: &Stand,
+    sizes: &[(u64, u64, u32, u32)],
+    results: &mut Results,
+    measured: &mut Measured,
+) {
+    for round in 0..results.rounds {
+        eprintln!(
+            "collectives: {} of {} ranks {}: round {} of {}",
+            measured.operation,
+            stand.ranks,
+            stand.place.name(),
+            round + 1,
+            results.rounds
+        );
+        let mut turn = Contender::ALL;
+        // There and back, so that what changes slowly falls on all alike.
+        if round % 2 == 1 {
+            turn.reverse();
+        }
+        for &(least, most, iterations, warmup) in sizes {
+            // All ranks of an all-gather have a block.
+            let least =
+                if measured.operation == "all_gather" { least.max(4 * stand.ranks as u64) } else { least };
+            let job = Job { operation: measured.operation, least, most, iterations, warmup };
+            for contender in turn.into_iter().filter(|contender| programs.lacks(*contender).is_none()) {
+                let mut repetitions = Repetitions::of(1);
+                loop {
+                    let before = LineTime::measure();
+                    match programs.run(contender, stand, &job) {
+                        Ok(times) => {
+                            if results.state.counts([before, LineTime::measure()], &mut repetitions) {
+                                measured.add(round, contender, &times);
+                                break;
+                            }
+                        }
+                        Err(error) => {
+                            eprintln!("collectives: {}: {error}", contender.name());
+                            measured.failures.push((contender, format!("{} to {most} B: {error}", least)));
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What was measured, for people and for machines.
+
+use std::collections::BTreeMap;
+
+use ferroce::driver::machine::{Machine, Rounds};
+use ferroce_benches::plot::{Curve, Sheet};
+use ferroce_benches::report::Spread;
+use ferroce_benches::state;
+use serde_json::{Value, json};
+
+use crate::Outcome;
+use crate::contender::{Contender, Time};
+use crate::place::Place;
+
+/// Everything.
+pub(crate) struct Results {
+    pub(crate) rounds: usize,
+    pub(crate) measured: Vec<Measured>,
+    /// The machine's, before and after each job.
+    pub(crate) state: Rounds,
+    /// What could not be measured at all, and why.
+    left_out: Vec<(String, String)>,
+}
+
+/// An operation at a place.
+pub(crate) struct Measured {
+    place: Place,
+    ranks: usize,
+    pub(crate) operation: &'static str,
+    /// Of each size and contender, by round.
+    times: BTreeMap<(u64, Contender), BTreeMap<usize, Time>>,
+    pub(crate) failures: Vec<(Contender, String)>,
+}
+
+impl Measured {
+    pub(crate) fn new(place: Place, ranks: usize, operation: &'static str) -> Measured {
+        Measured { place, ranks, operation, times: BTreeMap::new(), failures: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, round: usize, contender: Contender, times: &[Time]) {
+        for time in times {
+            self.times.entry((time.bytes, contender)).or_default().insert(round, *time);
+        }
+    }
+
+    fn title(&self) -> String {
+        let yields = if self.ranks > 2 { ", two on each core: all yield while they wait" } else { "" };
+        format!("{}, {} ranks {}{yields}", self.operation, self.ranks, self.place.name())
+    }
+
+    fn sizes(&self) -> Vec<u64> {
+        let mut sizes: Vec<u64> = self.times.keys().map(|(bytes, _)| *bytes).collect();
+        sizes.dedup();
+        sizes
+    }
+
+    fn time(&self, bytes: u64, contender: Contender) -> Option<Spread> {
+        let rounds = self.times.get(&(bytes, contender))?;
+        Spread::of(rounds.values().map(|time| time.mean).collect())
+    }
+
+    /// ferroce's time by another's, of the rounds that have both.
+    fn ratio(&self, bytes: u64, other: Contender) -> Option<Spread> {
+        let [own, theirs] = [Contender::Ferroce, other].map(|contender| self.times.get(&(bytes, contender)));
+        let (own, theirs) = own.zip(theirs)?;
+        let ratio = |(round, time): (&usize, &Time)| Some(time.mean / theirs.get(round)?.mean);
+        Spread::of(own.iter().filter_map(ratio).collect())
+    }
+
+    /// The share of Open MPI's time that ferroce is to take at most. Only of two ranks: of four, each core has two.
+    fn aim(&self, bytes: u64) -> Option<f64> {
+        const MIB: u64 = 1 << 20;
+        if self.ranks != 2 {
+            return None;
+        }
+        match (self.place, bytes) {
+            (Place::Host, ..MIB) => Some(0.5),
+            (Place::Host, _) => Some(0.2),
+            (_, ..=4096) => Some(0.5),
+            (Place::AfXdp, ..=16384) => Some(1.0),
+            (Place::Udp, ..=65536) => Some(1.0),
+            (Place::Udp, size) if size >= 4 * MIB => Some(0.6),
+            _ => None,
+        }
+    }
+
+    fn print(&self) {
+        println!();
+        println!("{}", self.title());
+        let others = Contender::ALL.into_iter().filter(|other| *other != Contender::Ferroce);
+        let others: Vec<Contender> =
+            others.filter(|other| self.times.keys().any(|(_, contender)| contender == other)).collect();
+        let mut head = format!("  {:>8}  {:>10} {:>5}", "size", "ferroce", "+-");
+        for other in &others {
+            head += &format!("  {:>10} {:>5}  {:>6} {:<13}", other.name(), "+-", "ratio", "spread");
+        }
+        println!("{head}  aim");
+        for bytes in self.sizes() {
+            let mut line = format!("  {:>8}  {}", size(bytes), cell(self.time(bytes, Contender::Ferroce)));
+            for other in &others {
+                line += &format!("  {}", cell(self.time(bytes, *other)));
+                line += &match self.ratio(bytes, *other) {
+                    Some(Spread { least, median, most }) => {
+                        format!("  {median:>6.2} {:<13}", format!("{least:.2} - {most:.2}"))
+                    }
+                    None => format!("  {:>6} {:<13}", "-", ""),
+                };
+            }
+            if let Some(aim) = self.aim(bytes) {
+                let verdict = match self.ratio(bytes, Contender::OpenMpi) {
+                    Some(ratio) if ratio.median <= aim => "meets",
+                    Some(_) => "falls short",
+                    None => "not measured",
+                };
+                line += &format!("  <= {aim:.1} {verdict}");
+            }
+            println!("{line}");
+        }
+        for (contender, reason) in &self.failures {
+            println!("  failed: {}, {reason}", contender.name());
+        }
+    }
+
+    fn curves(&self) -> Vec<Curve> {
+        let curve = |contender: Contender| {
+            let point = |bytes: u64| Some((bytes as f64, self.time(bytes, contender)?));
+            let points: Vec<_> = self.sizes().into_iter().filter_map(point).collect();
+            (!points.is_empty()).then(|| Curve { name: contender.name().to_owned(), points })
+        };
+        Contender::ALL.into_iter().filter_map(curve).collect()
+    }
+
+    fn json(&self) -> Value {
+        let row = |bytes: u64| {
+            let contenders = Contender::ALL.into_iter().filter_map(|contender| {
+                let rounds = self.times.get(&(bytes, contender))?;
+                let of = |get: fn(&Time) -> f64| rounds.values().map(get).collect::<Vec<f64>>();
+                let figures = json!({ "mean_us": of(|time| time.mean), "median_us": of(|time| time.median) });
+                Some((contender.name(), figures))
+            });
+            let ratio = self.ratio(bytes, Contender::OpenMpi);
+            json!({
+                "bytes": bytes, "rounds": contenders.collect::<BTreeMap<_, _>>(),
+                "ratio_to_open_mpi": ratio.map(|ratio| [ratio.least, ratio.median, ratio.most]),
+                "aim": self.aim(bytes),
+            })
+        };
+        let failures = self.failures.iter().map(|(who, why)| json!([who.name(), why]));
+        json!({
+            "operation": self.operation, "ranks": self.ranks, "place": self.place.name(),
+            "sizes": self.sizes().into_iter().map(row).collect::<Vec<_>>(),
+            "failures": failures.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// A time and how far the rounds are apart.
+fn cell(time: Option<Spread>) -> String {
+    let Some(Spread { least, median, most }) = time else { return format!("{:>10} {:>5}", "-", "") };
+    let decimals = if median < 100.0 { 2 } else { 0 };
+    format!("{median:>10.decimals$} {:>4.0}%", (most - least) / median * 100.0)
+}
+
+/// As people write it.
+fn size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
+        _ if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+impl Results {
+    pub(crate) fn new(rounds: usize) -> Results {
+        Results { rounds, measured: Vec::new(), state: Rounds::new(), left_out: Vec::new() }
+    }
+
+    pub(crate) fn leave_out(&mut self, what: String, reason: String) {
+        eprintln!("collectives: {what}: left out: {reason}");
+        self.left_out.push((what, reason));
+    }
+
+    pub(crate) fn print(&self) {
+        println!("{}", Machine::this());
+        println!(
+            "f32; calls back to back, microseconds each, the mean at the slowest rank; median of {} rounds, and least to most of them",
+            self.rounds
+        );
+        println!("machine's state: {}; each job of a round is a round here", self.state);
+        for measured in &self.measured {
+            measured.print();
+        }
+        for (what, reason) in &self.left_out {
+            println!("left out: {what}: {reason}");
+        }
+    }
+
+    /// A run that has not measured ferroce, or in which somebody's elements were wrong, has failed.
+    pub(crate) fn verdict(&self) -> Outcome<()> {
+        if self.measured.iter().all(|measured| measured.times.is_empty()) {
+            return Err("nothing could be measured".into());
+        }
+        let failures: usize = self.measured.iter().map(|measured| measured.failures.len()).sum();
+        if failures > 0 {
+            return Err(format!("{failures} jobs have failed, see above").into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let left_out = self.left_out.iter().map(|(what, reason)| json!({ "what": what, "reason": reason }));
+        json!({
+            "bench": "collectives", "machine": Machine::this().to_string(), "rounds": self.rounds,
+            "state": state::json(&self.state),
+            "measured": self.measured.iter().map(Measured::json).collect::<Vec<_>>(),
+            "left_out": left_out.collect::<Vec<_>>(),
+        })
+    }
+
+    pub(crate) fn svg(&self) -> String {
+        let notes = vec![
+            Machine::this().to_string(),
+            format!(
+                "f32, back to back; lines are the median of {} rounds, bands go from the least to the most of them",
+                self.rounds
+            ),
+            format!("machine's state: {}", self.state),
+        ];
+        let mut sheet =
+            Sheet::new("ferroce's collectives beside others'".to_owned(), notes).with_y("time, µs");
+        for measured in &self.measured {
+            sheet.row(measured.title(), measured.curves(), Vec::new());
+        }
+        sheet.svg()
+    }
+}

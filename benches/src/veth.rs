@@ -1,0 +1,105 @@
+//! Two network namespaces with a veth between them, for benchmarks between hosts.
+
+use std::error::Error;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Command;
+
+/// A veth between two namespaces, which go when it does.
+#[derive(Debug)]
+pub struct Veth {
+    namespaces: Vec<String>,
+}
+
+impl Veth {
+    /// The name of the interface in either namespace.
+    pub const INTERFACE: &'static str = "veth0";
+
+    /// One with this MTU, in namespaces that a benchmark's name tells from others'. Namespaces that killed runs of it have left
+    /// behind are removed first.
+    ///
+    /// # Errors
+    /// What `ip` says against it.
+    pub fn new(benchmark: &str, mtu: u32) -> Result<Veth, Box<dyn Error>> {
+        remove_abandoned(benchmark);
+        let mut veth = Veth { namespaces: Vec::new() };
+        for end in 0..2 {
+            let namespace = format!("{}{}-{mtu}-{end}", prefix(benchmark), std::process::id());
+            ip(&format!("netns add {namespace}"))?;
+            veth.namespaces.push(namespace);
+        }
+        let [a, b] = [&veth.namespaces[0], &veth.namespaces[1]];
+        let interface = Veth::INTERFACE;
+        ip(&format!(
+            "-n {a} link add {interface} mtu {mtu} type veth peer name {interface} netns {b} mtu {mtu}"
+        ))?;
+        for (end, namespace) in veth.namespaces.iter().enumerate() {
+            if Path::new("/proc/sys/net/ipv6").exists() {
+                ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
+            }
+            ip(&format!("-n {namespace} addr add {}/24 dev {interface}", Veth::address(end)))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+            ip(&format!("-n {namespace} link set {interface} up"))?;
+        }
+        Ok(veth)
+    }
+
+    /// That of an end.
+    pub fn address(end: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 1, end as u8 + 1)
+    }
+
+    /// `ip netns exec NAMESPACE` of an end, to which the command is added.
+    pub fn command(&self, end: usize) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespaces[end]]);
+        command
+    }
+
+    /// The namespace of an end.
+    pub fn namespace(&self, end: usize) -> &str {
+        &self.namespaces[end]
+    }
+}
+
+impl Drop for Veth {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            if let Err(error) = ip(&format!("netns del {namespace}")) {
+                eprintln!("a network namespace stays behind: {error}");
+            }
+        }
+    }
+}
+
+/// Whether this process can make one.
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn prefix(benchmark: &str) -> String {
+    format!("ferroce-{benchmark}-")
+}
+
+/// Removes namespaces whose maker was killed.
+fn remove_abandoned(benchmark: &str) {
+    let prefix = prefix(benchmark);
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let pid = name.strip_prefix(&prefix).and_then(|rest| rest.split('-').next());
+        let is_gone =
+            pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists());
+        if is_gone && let Err(error) = ip(&format!("netns del {name}")) {
+            eprintln!("a killed process left a network namespace behind: {error}");
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Result<(), Box<dyn Error>> {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output();
+    let output = output.map_err(|error| format!("the command `ip` (package iproute2): {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("`ip {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
+}
