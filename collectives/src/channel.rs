@@ -160,10 +160,24 @@ impl Channel {
             .max_send_sge(1)
             .max_recv_sge(1)
             .max_inline_data(0);
-        let qp = context.create_qp(&config)?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let ring = register(context, pd, allocate(None, limits.ring as usize)?, access)?;
-        let mirror = register(context, pd, allocate(None, limits.ring as usize)?, Access::LOCAL_WRITE)?;
+        let mirror = allocate(None, limits.ring as usize)
+            .and_then(|memory| register(context, pd, memory, Access::LOCAL_WRITE));
+        let made = mirror.and_then(|mirror| match context.create_qp(&config) {
+            Ok(qp) => Ok((mirror, qp)),
+            Err(error) => {
+                context.deregister(mirror)?;
+                Err(error.into())
+            }
+        });
+        let (mirror, qp) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                context.deregister(ring)?;
+                return Err(error);
+            }
+        };
         context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
         let psn = context.random_psn();
         let channel = Channel {

@@ -144,10 +144,13 @@ const SOURCES_MAX: usize = ferroce::driver::reduction::MAX_SPANS;
 pub(crate) fn problem(algorithm: Algorithm, demand: &Demand, hosts: &Hosts) -> Option<&'static str> {
     let Demand { kind, ranks, .. } = *demand;
     let members = if algorithm == Algorithm::Hierarchical { hosts.each().unwrap_or(0) } else { ranks };
-    let is_direct = matches!(algorithm, Algorithm::Direct | Algorithm::TwoStep | Algorithm::Hierarchical);
+    let is_direct = matches!(
+        algorithm,
+        Algorithm::Direct | Algorithm::TwoStep | Algorithm::Hierarchical | Algorithm::Mapped
+    );
     if !algorithm.applies_to(kind) {
         Some("not for this operation")
-    } else if algorithm == Algorithm::Mapped {
+    } else if algorithm == Algorithm::Mapped && demand.unmapped.is_some() {
         demand.unmapped
     } else if ranks > 1 && algorithm == Algorithm::Hierarchical && hosts.problem().is_some() {
         hosts.problem()
@@ -356,6 +359,13 @@ mod tests {
             Some("too many ranks to reduce at once")
         );
         assert_eq!(problem(Algorithm::Mapped, &demand, &even), Some("not here"));
+        let many = Demand { unmapped: None, ..many };
+        assert_eq!(
+            problem(Algorithm::Mapped, &many, &hosts(65, 65)),
+            Some("too many ranks to reduce at once")
+        );
+        let gather = Demand { kind: Kind::AllGather, ..many };
+        assert_eq!(problem(Algorithm::Mapped, &gather, &hosts(65, 65)), None);
     }
 
     #[test]

@@ -86,11 +86,15 @@ pub struct Collectives {
     /// Turns with nothing to do, and what is done then.
     empty: u32,
     idle: Idle,
+    /// Turns on mapped memory alone, since packets were looked at.
+    turns_on_memory: u32,
     groups: Slab<Group>,
     /// Communicators that have shrunk, with what was made of them: their ranks may still be asked who is left.
     shrunk: Vec<(Handle, Handle)>,
     requests: Slab<Pending>,
 }
+
+const UNKNOWN: Error = Error::InvalidHandle { what: "communicator" };
 
 impl Collectives {
     /// On a context.
@@ -128,6 +132,7 @@ impl Collectives {
             host: Host::default(),
             empty: 0,
             idle: Idle::default(),
+            turns_on_memory: 0,
             groups,
             shrunk: Vec::new(),
             requests,
@@ -159,9 +164,15 @@ impl Collectives {
     /// # Errors
     /// [`Error::Invalid`] for counts, roots and peers that do not fit; [`Error::InvalidHandle`].
     pub fn explain(&self, communicator: Communicator, operation: &Operation) -> Result<Explanation, Error> {
-        let group =
-            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-        group.explain(operation)
+        self.group(communicator)?.explain(operation)
+    }
+
+    pub(crate) fn group(&self, communicator: Communicator) -> Result<&Group, Error> {
+        self.groups.get(communicator.handle).ok_or(UNKNOWN)
+    }
+
+    pub(crate) fn group_mut(&mut self, communicator: Communicator) -> Result<&mut Group, Error> {
+        self.groups.get_mut(communicator.handle).ok_or(UNKNOWN)
     }
 
     fn run_by(
@@ -211,8 +222,7 @@ impl Collectives {
         for operation in operations {
             let buffers = [self.length(operation.input)?, self.length(operation.output)?];
             let (mut process, groups) = self.process(now);
-            let group =
-                groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+            let group = groups.get_mut(communicator.handle).ok_or(UNKNOWN)?;
             match group.start(&mut process, operation, buffers, forced, is_own) {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
@@ -246,8 +256,10 @@ impl Collectives {
     /// [`Error::Failed`], which ends the request and the communicator: outputs hold anything then. [`Error::InvalidHandle`],
     /// [`Error::Verbs`].
     pub fn test(&mut self, request: Request) -> Result<bool, Error> {
-        let now = self.now();
-        self.poll(now)?;
+        if !self.turn_on_memory(request)? {
+            let now = self.now();
+            self.poll(now)?;
+        }
         self.has_ended(request)
     }
 
@@ -259,7 +271,7 @@ impl Collectives {
         let pending = self.requests.get(request.0).ok_or(Error::InvalidHandle { what: "request" })?;
         let Some(group) = self.groups.get(pending.communicator) else {
             self.requests.remove(request.0);
-            return Err(Error::InvalidHandle { what: "communicator" });
+            return Err(UNKNOWN);
         };
         for id in pending.first..pending.first + pending.count {
             match group.outcome(id) {
@@ -282,6 +294,7 @@ impl Collectives {
     pub fn wait(&mut self, request: Request) -> Result<(), Error> {
         loop {
             match self.has_ended(request) {
+                Ok(false) if self.turn_on_memory(request)? => {}
                 Ok(false) => self.turn()?,
                 Ok(true) => return Ok(()),
                 Err(error) => {
@@ -312,11 +325,11 @@ impl Collectives {
         let (mut process, groups) = self.process(now);
         // Operations first: what can end ends, though another rank may have given up behind it.
         for group in groups.iter_mut() {
-            moved |= group.poll(&mut process)?;
+            moved |= group.poll(&mut process);
         }
         while let Some(envelope) = process.control.next(process.context)? {
             match groups.iter_mut().find(|group| group.id == envelope.communicator) {
-                Some(group) => group.hear(&mut process, envelope.from, envelope.message)?,
+                Some(group) => group.hear(&mut process, envelope.from, envelope.message),
                 None => {
                     debug!("a control message of communicator {:016x}, unknown here", envelope.communicator)
                 }
@@ -324,6 +337,31 @@ impl Collectives {
             moved = true;
         }
         Ok(process.control.take_sent() || moved)
+    }
+
+    /// One turn of a request's operations on mapped memory. Packets are not looked at: that is a system call, and takes longer
+    /// than a short operation. Whether anything has moved; also `false` when packets have waited long enough.
+    fn turn_on_memory(&mut self, request: Request) -> Result<bool, Error> {
+        /// Turns until packets are looked at.
+        const TURNS: u32 = 32;
+        let Some(Pending { communicator, .. }) = self.requests.get(request.0) else { return Ok(false) };
+        let communicator = *communicator;
+        if self.turns_on_memory >= TURNS {
+            self.turns_on_memory = 0;
+            return Ok(false);
+        }
+        let now = self.context.now();
+        let (mut process, groups) = self.process(now);
+        let Some(group) = groups.get_mut(communicator) else { return Ok(false) };
+        let moved = group.poll_memory(&mut process);
+        if process.control.take_sent() {
+            self.context.poll(now)?;
+        }
+        if moved {
+            self.empty = 0;
+            self.turns_on_memory += 1;
+        }
+        Ok(moved)
     }
 
     /// One turn, and a rest if there was nothing to do.

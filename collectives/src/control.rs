@@ -1,6 +1,8 @@
 //! Control messages between any two ranks: datagrams of an unreliable queue pair, so that they need no connection and reach a
 //! rank whose connections have failed. Whoever needs an answer asks again.
 
+use std::collections::HashMap;
+
 use ferroce::{
     Access, AddressVector, Ah, Context, Cq, Data, Destination, Gid, Mr, Pd, Qp, QpConfig, Qpn,
     ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
@@ -12,7 +14,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use crate::Error;
 use crate::channel::Link;
 use crate::channel::message::Header;
-use crate::memory::{allocate, deregister, register};
+use crate::memory::{allocate, deregister, register, when_free};
 use crate::shrink::{Ranks, Word};
 
 /// What one rank tells another one.
@@ -63,6 +65,8 @@ pub(crate) struct Control {
     memory: Mr,
     pub(crate) qpn: Qpn,
     pub(crate) qkey: u32,
+    /// Address handles that were made.
+    addresses: HashMap<(Gid, usize, u8), Ah>,
     under_way: u32,
     /// Messages that were sent since this was asked last.
     has_sent: bool,
@@ -136,7 +140,8 @@ impl Control {
         let qkey = context.random_psn().value();
         context.start_datagrams(qp, qkey)?;
         let qpn = context.query_qp(qp)?.qpn;
-        let control = Control { qp, cq, memory, qpn, qkey, under_way: 0, has_sent: false };
+        let addresses = HashMap::new();
+        let control = Control { qp, cq, memory, qpn, qkey, addresses, under_way: 0, has_sent: false };
         for slot in 0..RECEIVES {
             control.post_receive(context, slot.into())?;
         }
@@ -146,21 +151,31 @@ impl Control {
     pub(crate) fn destroy(
         self,
         context: &mut Context,
-        now: impl FnMut() -> ferroce::Nanos,
+        mut now: impl FnMut() -> ferroce::Nanos,
     ) -> Result<(), Error> {
+        for ah in self.addresses.into_values() {
+            when_free(context, &mut now, |context| context.destroy_ah(ah))?;
+        }
         context.destroy_qp(self.qp)?;
         context.destroy_cq(self.cq)?;
         deregister(context, now, self.memory).map(drop)
     }
 
-    /// Where a peer's messages go.
+    /// Where messages to a port go, by its address, the row of the GID table that they leave from, and the traffic class. All
+    /// communicators have the same.
     pub(crate) fn address(
+        &mut self,
         context: &mut Context,
         pd: Pd,
-        (gid, gid_index): (Gid, usize),
-        traffic_class: u8,
-    ) -> Result<Ah, Error> {
-        Ok(context.create_ah(pd, &AddressVector::new(gid, gid_index).traffic_class(traffic_class))?)
+        to: (Gid, usize, u8),
+    ) -> Result<Ah, ferroce::Error> {
+        if let Some(ah) = self.addresses.get(&to) {
+            return Ok(*ah);
+        }
+        let (gid, gid_index, traffic_class) = to;
+        let ah = context.create_ah(pd, &AddressVector::new(gid, gid_index).traffic_class(traffic_class))?;
+        self.addresses.insert(to, ah);
+        Ok(ah)
     }
 
     /// Sends a message, unless too many are under way: it may be lost in any case.

@@ -134,9 +134,9 @@ impl Execution {
         execution
     }
 
-    /// An operation that has no steps: it is carried out elsewhere, and [`sent`](Execution::sent) says of step 0 when it is done.
+    /// An operation that has no steps: it is carried out elsewhere, until [`end`](Execution::end) says that it is done.
     pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
-        let (schedule, done) = (Schedule::default(), vec![false]);
+        let (schedule, done) = (Schedule::default(), Vec::new());
         Execution {
             id,
             call,
@@ -214,9 +214,15 @@ impl Execution {
         self.left == 0
     }
 
-    /// How many steps there are, and how many are done.
+    /// How many steps there are, and how many are done. One that is carried out elsewhere is a step.
     pub(crate) fn progress(&self) -> (usize, usize) {
-        (self.done.len(), self.done.len() - self.left)
+        let steps = self.done.len().max(1);
+        (steps, steps - self.left)
+    }
+
+    /// What is carried out elsewhere is done.
+    pub(crate) fn end(&mut self) {
+        self.left = 0;
     }
 
     /// The memory of a step that sends is free again.
@@ -230,7 +236,7 @@ impl Execution {
         }
     }
 
-    /// A peer says where its chunks go. Whether it is this operation's.
+    /// A peer says where its chunks go.
     pub(crate) fn granted(&mut self, peer: u32, grant: &Grant) {
         let to = RemoteAddress { addr: grant.output.get(), rkey: RKey::new(grant.output_key.get()) };
         lane(&mut self.lanes, Way::Send, peer).grant = Some(to);

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Ah, Context, Cq, Event, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
+use ferroce::{Ah, Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -23,7 +23,7 @@ use crate::control::{BODY, Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
 use crate::mapped::{Bench, Host, Job, Mapped};
-use crate::memory::{allocate, deregister, when_free};
+use crate::memory::{allocate, deregister};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
 use crate::schedule::{Algorithm, Hosts, Schedule, Seat, Shape, Task, plan};
@@ -75,6 +75,8 @@ pub(crate) struct Group {
     gid_index: usize,
     path_mtu: PathMtu,
     hosts: Hosts,
+    /// A rank has a device that reduces.
+    is_on_device: bool,
     /// Operations on memory that all ranks have mapped, or why there are none.
     mapped: Result<Mapped, &'static str>,
     wake: Vec<u32>,
@@ -148,6 +150,7 @@ impl Group {
             id: cards[0].nonce.get(),
             rank,
             options: *options,
+            is_on_device: cards.iter().any(|card| card.device.get() != 0),
             cards,
             gid_index,
             path_mtu,
@@ -211,7 +214,7 @@ impl Group {
                 }
                 Ok(_) => None,
             },
-            is_on_device: self.cards.iter().any(|card| card.device.get() != 0),
+            is_on_device: self.is_on_device,
             is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
         }
     }
@@ -301,15 +304,31 @@ impl Group {
         let seat = Seat { rank, size, hosts: &self.hosts };
         let mut schedule = self.schedules.pop().unwrap_or_default();
         plan(&task, algorithm, seat, shape, &mut schedule);
+        let call = self.call(operation, algorithm, is_own);
+        let begun = self.begin(process, operation, call, schedule);
+        if let Err(error) = &begun {
+            // The others have begun it, or will.
+            self.fail(process, Cause::Local { problem: error.to_string() });
+        }
+        begun
+    }
+
+    /// Begins an operation by its schedule.
+    fn begin(
+        &mut self,
+        process: &mut Process<'_>,
+        operation: &Operation,
+        call: Call,
+        schedule: Schedule,
+    ) -> Result<u64, Error> {
         let id = self.first + self.executions.len() as u64;
-        let scratch = self.take_scratch(process, id, schedule.scratch * element)?;
+        let scratch = self.take_scratch(process, id, schedule.scratch * operation.data_type.size())?;
         let places = Places {
             input: operation.input.map(|at| (at.buffer.mr, at.offset)),
             output: operation.output.map(|at| (at.buffer.mr, at.offset)),
             scratch: scratch.map(|mr| (mr, 0)),
         };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
-        let call = self.call(operation, algorithm, is_own);
         let execution = Execution::new(id, call, schedule, places, what);
         let peers: Vec<(u32, bool)> = execution.peers().collect();
         for (peer, sends) in peers {
@@ -397,29 +416,38 @@ impl Group {
     }
 
     /// Takes what has completed, and goes on with operations. Returns whether anything has moved.
-    pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
+    pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> bool {
+        self.try_poll(process).unwrap_or_else(|error| {
+            self.fail(process, Cause::Local { problem: error.to_string() });
+            false
+        })
+    }
+
+    fn try_poll(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
         self.take_completions(process)?;
         let mut moved = false;
         if self.failed.is_none() {
             let mapped = self.advance_mapped(process);
             let scheduled =
                 if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
-            moved = match mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled)) {
-                Ok(moved) => moved,
-                Err(Trouble::Cause(cause)) => {
-                    self.fail(process, cause);
-                    false
-                }
-                Err(Trouble::Error(error)) => {
-                    self.fail(process, Cause::Local { problem: error.to_string() });
-                    false
-                }
-            };
+            let both = mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled));
+            moved = self.moved(process, both);
         }
         if process.now >= self.next_look {
             self.look(process)?;
         }
         Ok(moved)
+    }
+
+    /// Whether anything has moved. Trouble is the communicator's end.
+    fn moved(&mut self, process: &Process<'_>, moved: Result<bool, Trouble>) -> bool {
+        let cause = match moved {
+            Ok(moved) => return moved,
+            Err(Trouble::Cause(cause)) => cause,
+            Err(Trouble::Error(error)) => Cause::Local { problem: error.to_string() },
+        };
+        self.fail(process, cause);
+        false
     }
 
     fn take_completions(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
@@ -507,7 +535,9 @@ impl Group {
                         turns.pop_front();
                     }
                 }
-                self.schedules.push(execution.schedule);
+                if execution.has_steps() {
+                    self.schedules.push(execution.schedule);
+                }
             }
         }
         while let Some(None) = self.executions.front() {

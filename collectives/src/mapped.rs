@@ -4,11 +4,16 @@
 //! and waits until all have. Reductions are of a block of the elements by each rank, in the order of the ranks, stored in the
 //! outputs of all. Elements that are few are shown with the operation: nobody waits for the end then. A rank whose memory the others
 //! can't map copies it to memory that they can.
+//!
+//! A communicator that fails at a rank says so on the board. The others write nothing to memory of its ranks from then on, but for
+//! the piece that they are at, and take nothing that they have read for elements.
 
 mod board;
 mod host;
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use ferroce::driver::reduction::Reduction as Arithmetic;
@@ -16,27 +21,63 @@ use ferroce::driver::segment::Ticket;
 use ferroce::{Access, Context, Mr, Nanos, Pd, Sge};
 
 use crate::channel::message::{Call, Header, Purpose};
-use crate::compute::{Computer, Operands};
+use crate::compute::Computer;
 use crate::error::Cause;
 use crate::execution::{Places, Trouble, What};
 use crate::memory::{deregister, register};
 use crate::operation::{Kind, Reduction};
 use crate::schedule::Blocks;
-use board::{Board, INLINE, Shown};
+use board::{Board, INLINE, Shown, Slot};
 pub(crate) use host::Host;
+use host::Unreachable;
 
 /// The operations of one communicator on mapped memory.
 pub(crate) struct Mapped {
-    /// Of each rank, its process's board.
-    boards: Vec<Ticket>,
-    slots: Vec<Option<usize>>,
-    rank: usize,
-    communicator: u64,
     /// Operations so far.
     number: u64,
+    /// Those under way: the first is worked at.
     queue: VecDeque<Work>,
+    desk: Desk,
+}
+
+/// What one operation after the other needs.
+struct Desk {
+    ranks: Vec<Rank>,
+    rank: usize,
+    /// This rank's on its board.
+    slot: Slot,
+    communicator: u64,
+    /// Of the operation under way, where the elements of each rank are.
+    inputs: Vec<Option<Spot>>,
+    outputs: Vec<Option<Spot>>,
+    /// What goes into a reduction, and where to.
+    sources: Vec<Sge>,
+    targets: Vec<Sge>,
     /// Memory for what others can't map, of this rank's input and output.
     rooms: [Option<(Mr, usize)>; 2],
+}
+
+/// The first of some bytes.
+type Spot = (Mr, u64);
+
+/// A rank, and what its process shows.
+struct Rank {
+    ticket: Ticket,
+    board: Arc<Board>,
+    /// The region that the board is registered as here.
+    mr: Mr,
+    slot: Option<Slot>,
+    /// The segments that its last elements were in, if as many of its segments are no more as then.
+    known: [Option<Known>; 2],
+    retired: u64,
+}
+
+/// A segment of another process that is mapped here.
+#[derive(Clone, Copy)]
+struct Known {
+    nonce: u64,
+    length: u64,
+    mr: Mr,
 }
 
 /// What an operation is.
@@ -59,12 +100,12 @@ struct Work {
     job: Job,
     number: u64,
     phase: Phase,
-    /// Where the elements of each rank are: input and output.
-    inputs: Vec<Option<(Mr, u64)>>,
-    outputs: Vec<Option<(Mr, u64)>>,
+    header: Header,
+    /// The elements are shown with the operation: the same at all ranks.
+    is_inline: bool,
     /// The output in memory that others can map, if it is not there.
-    moved_output: Option<(Mr, u64)>,
-    /// Ranks that were seen, elements that are done.
+    moved_output: Option<Spot>,
+    /// Ranks that were seen, or whose elements are copied; elements that are done, of that rank if they are copied.
     seen: usize,
     done: usize,
 }
@@ -87,27 +128,33 @@ pub(crate) struct Bench<'a> {
     pub(crate) wake: &'a mut Vec<u32>,
     /// Bytes that may still be computed.
     pub(crate) budget: usize,
+    /// Looks at other ranks' boards before packets are looked after again.
+    pub(crate) looks: u32,
 }
 
-/// Looks at other ranks' boards before packets are looked after again: they are there in less than a microsecond, or late.
-const LOOKS: usize = 64;
-
 impl Mapped {
-    /// `None` if this process shows as many communicators as it can.
+    /// On boards that the process has [opened](Host::open). `None` if it shows as many communicators as it can.
     pub(crate) fn new(host: &Host, communicator: u64, rank: usize, boards: Vec<Ticket>) -> Option<Mapped> {
-        let (own, _) = host.get(boards[rank].nonce)?;
-        let slot = own.take(communicator)?;
-        let mut slots = vec![None; boards.len()];
-        slots[rank] = Some(slot);
-        Some(Mapped {
-            boards,
-            slots,
+        let rank_of = |ticket: Ticket| {
+            let (board, mr) = host.get(ticket.nonce)?;
+            Some(Rank { ticket, board: board.clone(), mr, slot: None, known: [None; 2], retired: 0 })
+        };
+        let mut ranks = boards.into_iter().map(rank_of).collect::<Option<Vec<Rank>>>()?;
+        let size = ranks.len();
+        let slot = ranks[rank].board.take(communicator)?;
+        ranks[rank].slot = Some(slot);
+        let desk = Desk {
+            ranks,
             rank,
+            slot,
             communicator,
-            number: 0,
-            queue: VecDeque::new(),
+            inputs: vec![None; size],
+            outputs: vec![None; size],
+            sources: Vec::new(),
+            targets: Vec::new(),
             rooms: [None; 2],
-        })
+        };
+        Some(Mapped { number: 0, queue: VecDeque::new(), desk })
     }
 
     /// What was taken for it is free again; also what other ranks may have mapped.
@@ -117,33 +164,32 @@ impl Mapped {
         context: &mut Context,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), crate::Error> {
-        if let (Some((own, _)), Some(slot)) = (host.get(self.boards[self.rank].nonce), self.slots[self.rank])
-        {
-            own.free(slot);
-        }
-        for (mr, _) in self.rooms.into_iter().flatten() {
+        let Desk { ranks, rank, slot, rooms, .. } = self.desk;
+        ranks[rank].board.free(slot);
+        drop(ranks);
+        for (mr, _) in rooms.into_iter().flatten() {
             host.forget(mr);
             deregister(context, &mut now, mr)?;
         }
-        Ok(())
+        host.prune(context, &mut now)
     }
 
     /// The boards of some of its ranks.
     pub(crate) fn boards(&self, ranks: &[u32]) -> Vec<Ticket> {
-        ranks.iter().map(|rank| self.boards[*rank as usize]).collect()
+        ranks.iter().map(|rank| self.desk.ranks[*rank as usize].ticket).collect()
     }
 
     pub(crate) fn start(&mut self, job: Job) {
         self.number += 1;
-        let size = self.boards.len();
-        let (inputs, outputs) = (vec![None; size], vec![None; size]);
+        let header = Header::new(&job.call, Purpose::Call, 0);
+        let is_inline = job.is_inline(self.desk.ranks.len());
         let (number, phase) = (self.number, Phase::Begin);
         self.queue.push_back(Work {
             job,
             number,
             phase,
-            inputs,
-            outputs,
+            header,
+            is_inline,
             moved_output: None,
             seen: 0,
             done: 0,
@@ -159,17 +205,22 @@ impl Mapped {
         self.queue.is_empty()
     }
 
-    /// The ranks that the oldest operation waits for.
-    pub(crate) fn waits_for(&self) -> Vec<u32> {
-        let Some(work) = self.queue.front() else { return Vec::new() };
-        (work.seen as u32..self.boards.len() as u32)
-            .filter(|rank| *rank as usize != self.rank)
-            .take(1)
-            .collect()
+    /// Whether an operation has its elements in this region.
+    pub(crate) fn is_about(&self, mr: Mr) -> bool {
+        let mut places = self.queue.iter().flat_map(|work| [work.job.places.input, work.job.places.output]);
+        places.any(|place| place.is_some_and(|(of, _)| of == mr))
     }
 
-    /// Forgets what is under way: it has failed.
-    pub(crate) fn drop_all(&mut self) {
+    /// A rank that the oldest operation waits for.
+    pub(crate) fn waits_for(&self) -> Option<u32> {
+        let work = self.queue.front()?;
+        let others = (work.seen..self.desk.ranks.len()).filter(|rank| *rank != self.desk.rank);
+        others.map(|rank| rank as u32).next()
+    }
+
+    /// Forgets what is under way, and says so: the communicator has failed.
+    pub(crate) fn fail(&mut self) {
+        self.desk.ranks[self.desk.rank].board.fail(self.desk.slot);
         self.queue.clear();
     }
 
@@ -180,36 +231,27 @@ impl Mapped {
         mut ended: impl FnMut(u64),
     ) -> Result<bool, Trouble> {
         let mut moved = false;
-        let mut looks = 0;
-        while let Some(mut work) = self.queue.pop_front() {
-            let went = self.step(&mut work, bench);
-            match went {
-                Ok(Step::Ended) => {
+        while let Some(work) = self.queue.front_mut() {
+            match self.desk.step(work, bench)? {
+                Step::Ended => {
                     ended(work.job.id);
-                    (moved, looks) = (true, 0);
+                    self.queue.pop_front();
+                    moved = true;
                 }
-                Ok(Step::Moved) if bench.budget > 0 => {
-                    self.queue.push_front(work);
-                    (moved, looks) = (true, 0);
-                }
-                Ok(Step::Moved) => {
-                    self.queue.push_front(work);
-                    return Ok(true);
-                }
-                Ok(Step::Waits) => {
-                    self.queue.push_front(work);
-                    looks += 1;
-                    if looks > LOOKS {
+                Step::Moved => {
+                    moved = true;
+                    if bench.budget == 0 {
                         break;
                     }
-                    std::hint::spin_loop();
                 }
-                Err(trouble) => return Err(trouble),
+                Step::Waits => break,
             }
         }
         Ok(moved)
     }
+}
 
+impl Desk {
     fn step(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<Step, Trouble> {
         match work.phase {
             Phase::Begin => {
@@ -219,93 +261,104 @@ impl Mapped {
             }
             Phase::Gather => {
                 let before = work.seen;
-                while work.seen < self.boards.len() {
-                    if !self.has_joined(work.seen, work, bench)? {
-                        return Ok(if work.seen > before { Step::Moved } else { Step::Waits });
+                for _ in 0..bench.looks.max(1) {
+                    while work.seen < self.ranks.len() && self.has_joined(work.seen, work, bench)? {
+                        work.seen += 1;
                     }
-                    work.seen += 1;
+                    if work.seen == self.ranks.len() {
+                        (work.phase, work.seen) = (Phase::Compute, 0);
+                        return Ok(Step::Moved);
+                    }
+                    std::hint::spin_loop();
                 }
-                (work.phase, work.seen) = (Phase::Compute, 0);
-                Ok(Step::Moved)
+                Ok(if work.seen > before { Step::Moved } else { Step::Waits })
             }
             Phase::Compute => {
+                // Nothing is written to memory of ranks that may use it for something else.
+                if !work.is_inline && !self.is_intact(work) {
+                    return Ok(Step::Waits);
+                }
                 if !self.compute(work, bench)? {
                     return Ok(Step::Moved);
                 }
-                if work.is_inline() {
+                if !self.is_intact(work) {
+                    return Ok(Step::Waits);
+                }
+                if work.is_inline {
                     return Ok(Step::Ended);
                 }
-                work.phase = Phase::End;
-                if let (Some((own, _)), Some(slot)) =
-                    (bench.host.get(self.boards[self.rank].nonce), self.slots[self.rank])
-                {
-                    own.end(slot, work.number);
-                }
+                (work.phase, work.seen) = (Phase::End, 0);
+                self.ranks[self.rank].board.end(self.slot, work.number);
                 self.wake(bench);
                 Ok(Step::Moved)
             }
             Phase::End => {
-                while work.seen < self.boards.len() {
-                    let there = bench.host.get(self.boards[work.seen].nonce).zip(self.slots[work.seen]);
-                    if !there.is_some_and(|((board, _), slot)| board.has_ended(slot, work.number)) {
-                        return Ok(Step::Waits);
+                for _ in 0..bench.looks.max(1) {
+                    while let Some(rank) = self.ranks.get(work.seen)
+                        && rank.slot.is_some_and(|slot| rank.board.has_ended(slot, work.number))
+                    {
+                        work.seen += 1;
                     }
-                    work.seen += 1;
+                    if work.seen == self.ranks.len() {
+                        if let (Some(from), Some(to)) = (work.moved_output, work.job.places.output) {
+                            let bytes = work.job.bytes(work.job.lengths.1);
+                            bench.computer.copy_all(bench.context, to, from, bytes)?;
+                        }
+                        return Ok(Step::Ended);
+                    }
+                    std::hint::spin_loop();
                 }
-                if let (Some(from), Some(to)) = (work.moved_output, work.job.places.output) {
-                    let bytes = work.bytes(work.job.lengths.1);
-                    bench.computer.copy_all(bench.context, to, from, bytes)?;
-                }
-                Ok(Step::Ended)
+                Ok(Step::Waits)
             }
         }
     }
 
+    /// Whether what all ranks have shown still holds. Where it does not, a rank has failed or left, and says so by packets.
+    fn is_intact(&self, work: &Work) -> bool {
+        let mut ranks = self.ranks.iter();
+        ranks.all(|rank| rank.slot.is_some_and(|slot| rank.board.is_intact(slot, work.number)))
+    }
+
     /// Shows that this rank has begun, and where its elements are.
     fn begin(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<(), Trouble> {
-        let Job { places, lengths, .. } = &work.job;
-        let (places, bytes) = (*places, work.bytes(lengths.0));
-        let slot = self.slots[self.rank].unwrap_or(0);
-        let board = bench.host.get(self.boards[self.rank].nonce).map(|(_, mr)| *mr);
-        let mut shown = [Shown::default(); 2];
-        let scaling = work.job.what.reduction.and_then(|reduction| match reduction {
-            Reduction::PreMulSum(factor) => Some(factor),
+        self.inputs.fill(None);
+        self.outputs.fill(None);
+        let Job { places, lengths, what, .. } = &work.job;
+        let (places, bytes, output_bytes) = (*places, work.job.bytes(lengths.0), work.job.bytes(lengths.1));
+        let factor = match what.reduction {
+            Some(Reduction::PreMulSum(factor)) => Some(factor),
             _ => None,
-        });
-        if work.is_inline() {
-            if let (Some(from), Some(board), true) = (places.input, board, bytes > 0) {
-                let to = (board, Board::elements(slot, work.number));
-                self.move_in(bench, work, to, from, bytes, scaling)?;
+        };
+        let mut shown = [Shown::default(); 2];
+        if work.is_inline {
+            let own = (self.ranks[self.rank].mr, self.slot.elements(work.number));
+            self.inputs[self.rank] = Some(own);
+            if let (Some(from), true) = (places.input, bytes > 0) {
+                self.move_in(bench, work, own, from, bytes, factor)?;
             }
         } else {
-            shown[0] = match bench.host.show(places.input).filter(|_| scaling.is_none()) {
-                Some(shown) => shown,
-                None if bytes > 0 => {
-                    let room = self.room(0, bytes, bench)?;
-                    if let Some(from) = places.input {
-                        self.move_in(bench, work, (room, 0), from, bytes, scaling)?;
-                    }
-                    bench.host.show(Some((room, 0))).unwrap_or_default()
+            if let (Some(from), true) = (places.input, bytes > 0) {
+                let seen = bench.host.show(from).filter(|_| factor.is_none());
+                let spot = if seen.is_some() { from } else { (self.room(0, bytes, bench)?, 0) };
+                if seen.is_none() {
+                    self.move_in(bench, work, spot, from, bytes, factor)?;
                 }
-                None => Shown::default(),
-            };
-            let out = work.bytes(work.job.lengths.1);
+                shown[0] = seen.or_else(|| bench.host.show(spot)).unwrap_or_default();
+                self.inputs[self.rank] = Some(spot);
+            }
             let is_written_by_others = matches!(work.job.call.kind, Kind::AllReduce | Kind::Reduce);
-            if is_written_by_others && out > 0 {
-                shown[1] = match bench.host.show(places.output) {
-                    Some(shown) => shown,
-                    None => {
-                        let room = self.room(1, out, bench)?;
-                        work.moved_output = Some((room, 0));
-                        bench.host.show(Some((room, 0))).unwrap_or_default()
-                    }
-                };
+            if let (Some(to), true) = (places.output, is_written_by_others && output_bytes > 0) {
+                let seen = bench.host.show(to);
+                let spot = if seen.is_some() { to } else { (self.room(1, output_bytes, bench)?, 0) };
+                if seen.is_none() {
+                    work.moved_output = Some(spot);
+                }
+                shown[1] = seen.or_else(|| bench.host.show(spot)).unwrap_or_default();
+                self.outputs[self.rank] = Some(spot);
             }
         }
-        let header = Header::new(&work.job.call, Purpose::Call, 0);
-        if let Some((own, _)) = bench.host.get(self.boards[self.rank].nonce) {
-            own.begin(slot, work.number, &header, &shown);
-        }
+        let shown = (!work.is_inline).then_some(&shown);
+        self.ranks[self.rank].board.begin(self.slot, work.number, &work.header, shown);
         self.wake(bench);
         Ok(())
     }
@@ -315,8 +368,8 @@ impl Mapped {
         &self,
         bench: &mut Bench<'_>,
         work: &Work,
-        to: (Mr, u64),
-        from: (Mr, u64),
+        to: Spot,
+        from: Spot,
         bytes: usize,
         factor: Option<f64>,
     ) -> Result<(), Trouble> {
@@ -353,132 +406,134 @@ impl Mapped {
     }
 
     /// Whether a rank has begun the operation too; notes where its elements are.
-    fn has_joined(&mut self, rank: usize, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
-        let ticket = self.boards[rank];
-        let Some((board, mr)) = bench.host.get(ticket.nonce) else { return Ok(false) };
-        let mr = *mr;
-        if self.slots[rank].is_none() {
-            self.slots[rank] = board.find(self.communicator);
+    fn has_joined(&mut self, number: usize, work: &Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
+        if number == self.rank {
+            return Ok(true);
         }
-        let Some(slot) = self.slots[rank] else { return Ok(false) };
-        if !board.has_begun(slot, work.number) {
+        let rank = &mut self.ranks[number];
+        if rank.slot.is_none() {
+            rank.slot = rank.board.find(self.communicator);
+        }
+        let Some(slot) = rank.slot.filter(|slot| rank.board.has_begun(*slot, work.number)) else {
             return Ok(false);
-        }
-        let (header, shown) = board.read(slot, work.number);
-        let peer = rank as u32;
-        let broken = |problem: String| Trouble::Cause(Cause::Protocol { peer, problem });
-        let (call, _) =
-            header.parse().map_err(|what| broken(format!("an operation whose {what} is unknown")))?;
-        if call != work.job.call {
+        };
+        let peer = number as u32;
+        let header = rank.board.header(slot, work.number);
+        if header != work.header {
+            let problem = |what| Cause::Protocol { peer, problem: format!("an operation whose {what} is unknown") };
+            let (call, _) = header.parse().map_err(|what| Trouble::Cause(problem(what)))?;
             let (ours, theirs) = (work.job.call.to_string(), call.to_string());
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
         }
-        if work.is_inline() {
-            work.inputs[rank] = Some((mr, Board::elements(slot, work.number)));
+        if work.is_inline {
+            self.inputs[number] = Some((rank.mr, slot.elements(work.number)));
             return Ok(true);
         }
-        bench.host.give_up(bench.context, ticket.nonce)?;
-        let lengths = work.lengths_of(rank, self.boards.len());
-        let is_own = rank == self.rank;
+        let shown = rank.board.places(slot, work.number);
+        let retired = rank.board.retired();
+        if retired != rank.retired {
+            bench.host.give_up(bench.context, rank.ticket.nonce)?;
+            (rank.retired, rank.known) = (retired, [None; 2]);
+        }
+        let lengths = work.job.lengths_of(number, self.inputs.len());
         for (which, (shown, length)) in shown.iter().zip([lengths.0, lengths.1]).enumerate() {
-            let bytes = work.bytes(length) as u64;
+            let bytes = work.job.bytes(length) as u64;
             if shown.nonce == 0 || bytes == 0 {
                 continue;
             }
-            let own = bench.host.segments.iter().find(|(_, segment)| segment.ticket().nonce == shown.nonce);
-            let place = match own.filter(|_| is_own) {
-                Some((mr, _)) => (*mr, shown.offset),
-                None => bench.host.map(bench.context, bench.pd, &ticket, shown, bytes).map_err(broken)?,
-            };
-            let places = if which == 0 { &mut work.inputs } else { &mut work.outputs };
-            places[rank] = Some(place);
+            let spot = rank.spot(which, shown, bytes, bench).map_err(|problem| {
+                Trouble::Cause(match problem {
+                    Unreachable::Nonsense(problem) => Cause::Protocol { peer, problem },
+                    Unreachable::Here(problem) => Cause::Local { problem: format!("rank {peer}: {problem}") },
+                })
+            })?;
+            let places = if which == 0 { &mut self.inputs } else { &mut self.outputs };
+            places[number] = Some(spot);
         }
         Ok(true)
     }
 
     /// Does a piece of this rank's part. Whether all of it is done.
-    fn compute(&self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
-        let (size, rank) = (self.boards.len(), self.rank);
-        let Job { call, count, root, what, .. } = &work.job;
-        let (count, root, what) = (*count, *root, *what);
+    fn compute(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
+        if work.job.call.kind.reduces() { self.reduce(work, bench) } else { self.copy(work, bench) }
+    }
+
+    fn reduce(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
+        let (size, rank) = (self.ranks.len(), self.rank);
+        let Job { call, count, root, what, places, .. } = &work.job;
         let element = what.data_type.size();
-        let blocks = work.job.ends.as_deref().map_or(Blocks::Equal { len: count }, Blocks::Ends);
-        let own_output = work.job.places.output;
-        let elements = |spot: Option<(Mr, u64)>, at: usize| {
-            spot.map(|(mr, offset)| (mr, offset + (at * element) as u64))
+        // Where each rank has all elements at hand, each makes its own output.
+        let is_everything = work.is_inline && call.kind != Kind::ReduceScatter;
+        if is_everything && call.kind == Kind::Reduce && rank != *root {
+            return Ok(true);
+        }
+        let block = match call.kind {
+            _ if is_everything => 0..*count,
+            Kind::ReduceScatter => work.job.blocks().block(rank),
+            _ => Blocks::Cut { start: 0, len: *count, parts: size }.block(rank),
         };
-        let copies: Vec<Copy> = match call.kind {
-            Kind::AllReduce | Kind::Reduce | Kind::ReduceScatter => {
-                let is_everything = work.is_inline() && call.kind != Kind::ReduceScatter;
-                let block = match call.kind {
-                    _ if is_everything => 0..count,
-                    Kind::ReduceScatter => blocks.block(rank),
-                    _ => Blocks::Cut { start: 0, len: count, parts: size }.block(rank),
-                };
-                if is_everything && call.kind == Kind::Reduce && rank != root {
-                    return Ok(true);
+        let at = block.start + work.done;
+        let length = (block.end - at).min(PIECE / element);
+        if length > 0 {
+            let sge = |spot: Option<Spot>, at: usize| {
+                let (mr, offset) = spot?;
+                let offset = offset + (at * element) as u64;
+                Some(Sge { mr, offset, length: (length * element) as u32 })
+            };
+            self.sources.clear();
+            self.sources.extend(self.inputs.iter().filter_map(|input| sge(*input, at)));
+            self.targets.clear();
+            match call.kind {
+                _ if is_everything => self.targets.extend(sge(places.output, at)),
+                Kind::ReduceScatter => self.targets.extend(sge(places.output, work.done)),
+                Kind::AllReduce => {
+                    self.targets.extend(self.outputs.iter().filter_map(|output| sge(*output, at)));
                 }
-                let at = block.start + work.done;
-                let length = (block.end - at).min(PIECE / element);
-                if length > 0 {
-                    let bytes = (length * element) as u32;
-                    let sge = |spot: Option<(Mr, u64)>, at: usize| {
-                        elements(spot, at).map(|(mr, offset)| Sge { mr, offset, length: bytes })
-                    };
-                    let sources: Option<Operands> = work.inputs.iter().map(|input| sge(*input, at)).collect();
-                    let targets: Option<Operands> = match call.kind {
-                        _ if is_everything => [sge(own_output, at)].into_iter().collect(),
-                        Kind::ReduceScatter => [sge(own_output, work.done)].into_iter().collect(),
-                        Kind::AllReduce => work.outputs.iter().map(|output| sge(*output, at)).collect(),
-                        _ => [sge(work.outputs[root], at)].into_iter().collect(),
-                    };
-                    let (Some(sources), Some(targets)) = (sources, targets) else {
-                        return Err(no_elements());
-                    };
-                    let arithmetic =
-                        Arithmetic::new(what.data_type, what.reduction.unwrap_or(Reduction::Sum).op());
-                    let is_average = what.reduction == Some(Reduction::Average);
-                    let arithmetic = if is_average { arithmetic.divide_by(size as u32) } else { arithmetic };
-                    bench.computer.reduce_to(bench.context, arithmetic, &targets, &sources)?;
-                    work.done += length;
-                    bench.budget = bench.budget.saturating_sub(length * element * size);
-                }
-                return Ok(block.start + work.done >= block.end);
+                _ => self.targets.extend(sge(self.outputs[*root], at)),
             }
-            Kind::AllGather => {
-                (0..size).map(|from| Copy::new(work.inputs[from], 0, blocks.block(from))).collect()
+            let targets = if call.kind == Kind::AllReduce && !is_everything { size } else { 1 };
+            if (self.sources.len(), self.targets.len()) != (size, targets) {
+                return Err(no_elements());
             }
-            Kind::Gather if rank == root => {
-                (0..size).map(|from| Copy::new(work.inputs[from], 0, blocks.block(from))).collect()
+            let arithmetic = Arithmetic::new(what.data_type, what.reduction.unwrap_or(Reduction::Sum).op());
+            let is_average = what.reduction == Some(Reduction::Average);
+            let arithmetic = arithmetic.divide_by(is_average.then_some(size as u32));
+            bench.computer.reduce_to(bench.context, arithmetic, &self.targets, &self.sources)?;
+            work.done += length;
+            bench.budget = bench.budget.saturating_sub(length * element * size);
+        }
+        Ok(block.start + work.done >= block.end)
+    }
+
+    /// Copies, one rank's elements after the other's, from where the last turn has stopped.
+    fn copy(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
+        let element = work.job.what.data_type.size();
+        let mut copied = false;
+        while work.seen < self.ranks.len() {
+            let Some((at, to)) = work.job.taken_of(work.seen, self.rank) else {
+                work.seen += 1;
+                continue;
+            };
+            let length = to.len() - work.done;
+            if length == 0 {
+                (work.seen, work.done) = (work.seen + 1, 0);
+                continue;
             }
-            Kind::Broadcast => vec![Copy::new(work.inputs[root], 0, 0..count)],
-            Kind::Scatter => {
-                let block = blocks.block(rank);
-                vec![Copy::new(work.inputs[root], block.start, 0..block.len())]
-            }
-            Kind::AllToAll => {
-                let own = rank * count;
-                (0..size).map(|from| Copy::new(work.inputs[from], own, blocks.block(from))).collect()
-            }
-            _ => Vec::new(),
-        };
-        // Copies, one after the other, from where the last turn has stopped.
-        let mut before = 0;
-        for Copy { from, at, to } in copies {
-            let length = to.len();
-            if work.done < before + length {
-                let skipped = work.done - before;
-                let bytes = ((length - skipped) * element).min(PIECE);
-                let (from, to) = (elements(from, at + skipped), elements(own_output, to.start + skipped));
-                let (Some(from), Some(to)) = (from, to) else { return Err(no_elements()) };
-                if from != to {
-                    bench.computer.copy_all(bench.context, to, from, bytes)?;
-                }
-                work.done += bytes / element;
-                bench.budget = bench.budget.saturating_sub(bytes);
+            if copied && bench.budget == 0 {
                 return Ok(false);
             }
-            before += length;
+            let bytes = (length * element).min(PIECE);
+            let spot = |spot: Option<Spot>, at: usize| {
+                spot.map(|(mr, offset)| (mr, offset + (at * element) as u64)).ok_or_else(no_elements)
+            };
+            let from = spot(self.inputs[work.seen], at + work.done)?;
+            let to = spot(work.job.places.output, to.start + work.done)?;
+            if from != to {
+                bench.computer.copy_all(bench.context, to, from, bytes)?;
+            }
+            work.done += bytes / element;
+            bench.budget = bench.budget.saturating_sub(bytes);
+            copied = true;
         }
         Ok(true)
     }
@@ -487,13 +542,34 @@ impl Mapped {
     fn wake(&self, bench: &mut Bench<'_>) {
         // What was shown is seen by whoever is not seen to sleep.
         fence(Ordering::SeqCst);
-        for (rank, ticket) in (0..).zip(&self.boards) {
-            if rank != self.rank as u32
-                && bench.host.get(ticket.nonce).is_some_and(|(board, _)| board.is_to_be_woken())
-            {
-                bench.wake.push(rank);
+        for (number, rank) in (0..).zip(&self.ranks) {
+            if number != self.rank as u32 && rank.board.is_to_be_woken() {
+                bench.wake.push(number);
             }
         }
+    }
+}
+
+impl Rank {
+    /// Where elements that it has shown are here.
+    fn spot(
+        &mut self,
+        which: usize,
+        shown: &Shown,
+        bytes: u64,
+        bench: &mut Bench<'_>,
+    ) -> Result<Spot, Unreachable> {
+        let Shown { nonce, length, offset, .. } = *shown;
+        if offset.checked_add(bytes).is_none_or(|end| end > length) {
+            let problem = format!("{bytes} bytes from byte {offset} on of a segment of {length}");
+            return Err(Unreachable::Nonsense(problem));
+        }
+        if let Some(known) = self.known[which].filter(|known| (known.nonce, known.length) == (nonce, length)) {
+            return Ok((known.mr, offset));
+        }
+        let mr = bench.host.map(bench.context, bench.pd, &self.ticket, shown)?;
+        self.known[which] = Some(Known { nonce, length, mr });
+        Ok((mr, offset))
     }
 }
 
@@ -503,34 +579,23 @@ enum Step {
     Ended,
 }
 
-/// Elements that become part of this rank's output.
-struct Copy {
-    from: Option<(Mr, u64)>,
-    at: usize,
-    to: std::ops::Range<usize>,
-}
-
-impl Copy {
-    fn new(from: Option<(Mr, u64)>, at: usize, to: std::ops::Range<usize>) -> Copy {
-        Copy { from, at, to }
-    }
-}
-
 /// Bytes that are computed in one go.
 const PIECE: usize = 256 << 10;
 
-impl Work {
+impl Job {
     fn bytes(&self, length: usize) -> usize {
-        length * self.job.what.data_type.size()
+        length * self.what.data_type.size()
     }
 
-    /// Whether the elements are shown with the operation: the same at all ranks.
-    fn is_inline(&self) -> bool {
-        let Job { call, count, ends, .. } = &self.job;
-        let each = ends.as_ref().map_or(*count, |ends| ends.last().copied().unwrap_or(0));
-        let ranks = self.inputs.len();
-        let length = match call.kind {
-            Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter if ends.is_none() => {
+    fn blocks(&self) -> Blocks<'_> {
+        self.ends.as_deref().map_or(Blocks::Equal { len: self.count }, Blocks::Ends)
+    }
+
+    /// Whether the elements are few enough to be shown with the operation: the same at all ranks.
+    fn is_inline(&self, ranks: usize) -> bool {
+        let each = self.ends.as_ref().map_or(self.count, |ends| ends.last().copied().unwrap_or(0));
+        let length = match self.call.kind {
+            Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter if self.ends.is_none() => {
                 each.saturating_mul(ranks)
             }
             _ => each,
@@ -540,8 +605,8 @@ impl Work {
 
     /// Elements of the input and output of a rank.
     fn lengths_of(&self, rank: usize, size: usize) -> (usize, usize) {
-        let Job { call, count, root, ends, .. } = &self.job;
-        let blocks = ends.as_deref().map_or(Blocks::Equal { len: *count }, Blocks::Ends);
+        let Job { call, count, root, .. } = self;
+        let blocks = self.blocks();
         let (block, all) = (blocks.block(rank).len(), blocks.blocks(0..size).len());
         let if_root = |length: usize| if rank == *root { length } else { 0 };
         match call.kind {
@@ -556,10 +621,26 @@ impl Work {
             _ => (0, 0),
         }
     }
+
+    /// Of the elements of another rank, those that this rank takes: the first, and where they go in the output.
+    fn taken_of(&self, from: usize, rank: usize) -> Option<(usize, Range<usize>)> {
+        let Job { call, count, root, .. } = self;
+        match call.kind {
+            Kind::AllGather => Some((0, self.blocks().block(from))),
+            Kind::Gather if rank == *root => Some((0, self.blocks().block(from))),
+            Kind::Broadcast if from == *root => Some((0, 0..*count)),
+            Kind::Scatter if from == *root => {
+                let block = self.blocks().block(rank);
+                Some((block.start, 0..block.len()))
+            }
+            Kind::AllToAll => Some((rank * count, self.blocks().block(from))),
+            _ => None,
+        }
+    }
 }
 
 /// The parts of so many bytes, each of which has a length that a request can have.
-fn parts((mr, offset): (Mr, u64), bytes: usize) -> impl Iterator<Item = Sge> {
+fn parts((mr, offset): Spot, bytes: usize) -> impl Iterator<Item = Sge> {
     let part = move |start: usize| Sge {
         mr,
         offset: offset + start as u64,

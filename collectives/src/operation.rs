@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ferroce::driver::reduction::{DataType, ReduceOp};
+use ferroce::driver::reduction::{self, DataType, ReduceOp, check_factor};
 
 use crate::{Buffer, Error};
 
@@ -429,6 +429,14 @@ impl Operation {
                     format!("{size}, one for each rank"),
                 ));
             }
+        }
+        if let Some(Reduction::PreMulSum(factor)) = self.reduction
+            && let Err(reduction::Error::Factor { range, data_type, .. }) =
+                check_factor(self.data_type, factor)
+        {
+            let [least, most] = [range.start(), range.end()];
+            let expected = format!("an integer from {least} to {most}, for elements of type {data_type}");
+            return Err(Error::invalid("factor", factor, expected));
         }
         let too_many = || Error::invalid("count", count, "elements whose bytes are fewer than 2^63");
         let all = |counts: &Option<Vec<usize>>| match counts {

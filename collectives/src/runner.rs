@@ -46,7 +46,7 @@ pub struct RunnerHandle {
 
 enum Command {
     Call(Box<dyn FnOnce(&mut Collectives) + Send>),
-    Start(Communicator, Vec<Operation>, Arc<Promise>),
+    Start(Communicator, Vec<Operation>, Kept),
     Stop,
 }
 
@@ -137,9 +137,7 @@ impl RunnerHandle {
     /// Begins several operations as one request. As [`start`](RunnerHandle::start).
     pub fn start_all(&self, communicator: Communicator, operations: Vec<Operation>) -> Pending {
         let promise = Arc::new(Promise::default());
-        if !self.give(Command::Start(communicator, operations, promise.clone())) {
-            promise.keep(Err(ended()));
-        }
+        self.give(Command::Start(communicator, operations, Kept(promise.clone())));
         Pending(promise)
     }
 
@@ -160,13 +158,12 @@ impl RunnerHandle {
         result.recv().map_err(|_| ended())
     }
 
-    /// Whether the runner is there to take it.
-    fn give(&self, command: Command) -> bool {
-        let is_there = self.commands.send(command).is_ok();
+    /// Where the runner has ended, the command is dropped.
+    fn give(&self, command: Command) {
+        let _ = self.commands.send(command);
         if let Some(waker) = &self.waker {
             waker.wake_by_ref();
         }
-        is_there
     }
 }
 
@@ -213,11 +210,23 @@ impl Promise {
 
     fn keep(&self, result: Result<(), Error>) {
         let mut state = self.lock();
+        if state.has_ended {
+            return;
+        }
         (state.result, state.has_ended) = (Some(result), true);
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
         self.changed.notify_all();
+    }
+}
+
+/// A promise that is kept in any case: whoever drops it carries it out no more.
+struct Kept(Arc<Promise>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.keep(Err(ended()));
     }
 }
 
@@ -229,21 +238,13 @@ fn ended() -> Error {
 struct Turns {
     collectives: Collectives,
     inbox: Receiver<Command>,
-    pending: Vec<(Request, Arc<Promise>)>,
+    pending: Vec<(Request, Kept)>,
     longest: Duration,
 }
 
 impl Turns {
     fn run(mut self) -> Result<Collectives, Error> {
-        let ran = self.turns();
-        // Those that nobody carries out any more.
-        let left = self.inbox.try_iter().filter_map(|command| match command {
-            Command::Start(_, _, promise) => Some(promise),
-            _ => None,
-        });
-        left.chain(self.pending.drain(..).map(|(_, promise)| promise))
-            .for_each(|promise| promise.keep(Err(ended())));
-        ran.map(|()| self.collectives)
+        self.turns().map(|()| self.collectives)
     }
 
     fn turns(&mut self) -> Result<(), Error> {
@@ -256,7 +257,7 @@ impl Turns {
                     Ok(Command::Start(communicator, operations, promise)) => {
                         match self.collectives.start_all(communicator, &operations) {
                             Ok(request) => self.pending.push((request, promise)),
-                            Err(error) => promise.keep(Err(error)),
+                            Err(error) => promise.0.keep(Err(error)),
                         }
                     }
                     Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return Ok(()),
@@ -270,7 +271,7 @@ impl Turns {
             self.pending.retain(|(request, promise)| match collectives.has_ended(*request) {
                 Ok(false) => true,
                 ended => {
-                    promise.keep(ended.map(drop));
+                    promise.0.keep(ended.map(drop));
                     moved = true;
                     false
                 }

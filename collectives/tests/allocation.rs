@@ -4,13 +4,22 @@
 
 mod group;
 
-use ferroce_collectives::{DataType, Operation};
+use ferroce_collectives::{DataType, Operation, SharedMemory};
 use group::{LIMIT, options, run, sum};
 
 #[test]
 #[ignore = "each start makes lists of its steps, lanes and peers anew"]
-fn a_call_allocates_nothing() {
-    run(3, options(), None, LIMIT, |mut ranks, all| {
+fn a_call_by_packets_allocates_nothing() {
+    calls_allocate_nothing(SharedMemory::Off);
+}
+
+#[test]
+fn a_call_on_mapped_memory_allocates_nothing() {
+    calls_allocate_nothing(SharedMemory::Required);
+}
+
+fn calls_allocate_nothing(shared_memory: SharedMemory) {
+    run(3, options().shared_memory(shared_memory), None, LIMIT, |mut ranks, all| {
         let buffer = ranks.allocate(400_000).unwrap();
         // A port makes what it is woken by when it blocks for the first time: each rank waits for a late one before.
         for late in 0..3 {
@@ -19,10 +28,12 @@ fn a_call_allocates_nothing() {
             }
             ranks.run(all, &Operation::barrier()).unwrap();
         }
-        let mut call = || sum(&mut ranks, all, buffer, 100_000, DataType::F32).unwrap();
-        call();
-        let measured = allocation_counter::measure(call);
-        assert_eq!(measured.count_total, 0, "{measured:?}");
+        for count in [10, 100_000] {
+            let mut call = || sum(&mut ranks, all, buffer, count, DataType::F32).unwrap();
+            (0..100).for_each(|_| call());
+            let measured = allocation_counter::measure(|| (0..100).for_each(|_| call()));
+            assert_eq!(measured.count_total, 0, "{measured:?}");
+        }
         ranks.finish().unwrap();
     });
 }

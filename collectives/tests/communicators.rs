@@ -101,6 +101,69 @@ fn those_that_are_left_go_on_without_the_dead() {
     }
 }
 
+/// What had begun before a shrink has failed, also where nobody asked before it.
+#[test]
+fn operations_that_a_shrink_ends_have_failed() {
+    for how in [SharedMemory::Off, SharedMemory::Required] {
+        run(3, options().shared_memory(how), None, LIMIT, |mut ranks, all| {
+            let buffer = ranks.allocate(16).unwrap();
+            let sum = |at| Operation::all_reduce(buffer.at(at), buffer.at(at), 1, DataType::U64, Reduction::Sum);
+            ranks.run(all, &sum(0)).unwrap();
+            if all.rank() == 2 {
+                return;
+            }
+            let [first, second] = [0, 8].map(|at| ranks.start(all, &sum(at)).unwrap());
+            if all.rank() == 0 {
+                assert!(ranks.wait(first).is_err());
+            }
+            let left = ranks.shrink(all).unwrap();
+            assert_eq!(ranks.shrunk(all).unwrap(), Some(left));
+            assert!(ranks.wait(second).is_err());
+            if all.rank() == 1 {
+                assert!(ranks.wait(first).is_err());
+            }
+            ranks.run(left, &sum(0)).unwrap();
+            ranks.finish().unwrap();
+        });
+    }
+}
+
+/// Ranks that have made different communicators of one before agree on what is left of it.
+#[test]
+fn what_was_made_before_does_not_matter_to_a_shrink() {
+    run(3, options(), None, LIMIT, |mut ranks, all| {
+        let own = all.rank();
+        if own == 0 {
+            assert!(ranks.subset(all, &[0]).unwrap().is_some());
+        }
+        if own == 2 {
+            return;
+        }
+        let left = ranks.shrink(all).unwrap();
+        assert_eq!(sum(&mut ranks, left, own).unwrap(), 0b11);
+        ranks.finish().unwrap();
+    });
+}
+
+/// Communicators that ranks have in another order are left at once by all.
+#[test]
+fn communicators_in_any_order_are_left_at_the_end() {
+    run(3, options(), None, LIMIT, |mut ranks, all| {
+        let own = all.rank();
+        let before = ranks.subset(all, &[1, 2]).unwrap();
+        let first = ranks.subset(all, &[0, 1]).unwrap();
+        if let Some(before) = before {
+            ranks.leave(before).unwrap();
+        }
+        // At rank 1 it takes the place of the one that was left, before the first.
+        let second = ranks.subset(all, &[0, 1]).unwrap();
+        for of in [first, second].into_iter().flatten() {
+            assert_eq!(sum(&mut ranks, of, own).unwrap(), 0b11);
+        }
+        ranks.finish().unwrap();
+    });
+}
+
 #[test]
 fn an_abort_ends_what_is_under_way_everywhere() {
     run(3, options(), None, LIMIT, |mut ranks, all| {
@@ -179,6 +242,24 @@ fn a_runner_carries_out_operations_of_other_threads() {
         ranks.finish().unwrap();
         let ended = handle.start(all, Operation::barrier()).wait().unwrap_err();
         assert!(matches!(ended, Error::Ended), "{ended}");
+    });
+}
+
+/// Nobody waits for ever for a runner that a closure has ended.
+#[test]
+fn a_closure_that_panics_ends_what_others_wait_for() {
+    run(2, options(), None, LIMIT, |ranks, all| {
+        let runner = Runner::start(ranks).unwrap();
+        let handle = runner.handle();
+        // The other rank does not call it.
+        let pending = (all.rank() == 0).then(|| handle.start(all, Operation::barrier()));
+        let called = handle.call(|_| if std::hint::black_box(true) { panic!("on purpose") });
+        assert!(matches!(called, Err(Error::Ended)), "{called:?}");
+        if let Some(pending) = pending {
+            assert!(matches!(pending.wait(), Err(Error::Ended)));
+        }
+        assert!(matches!(handle.start(all, Operation::barrier()).wait(), Err(Error::Ended)));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runner.stop())).is_err());
     });
 }
 

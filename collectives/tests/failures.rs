@@ -355,6 +355,10 @@ fn what_does_not_fit_is_refused_and_harmless() {
             (Operation::all_gather(buffer.at(1), buffer, 4, DataType::U8), "no overlap, or in place"),
             (Operation::all_reduce(buffer, buffer, usize::MAX, DataType::I32, ReduceOp::Sum), "fewer than"),
             (Operation::all_reduce(buffer.at(11), buffer, 0, DataType::I32, ReduceOp::Sum), "10 bytes"),
+            (
+                Operation::all_reduce(buffer, buffer, 1, DataType::I32, Reduction::PreMulSum(0.5)),
+                "factor = 0.5: an integer from -2147483648 to 2147483647, for elements of type i32",
+            ),
         ] {
             let refused = ranks.run(all, &operation).unwrap_err().to_string();
             assert!(refused.contains(why), "{refused}");

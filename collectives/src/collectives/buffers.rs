@@ -57,8 +57,13 @@ impl Collectives {
     /// Ends a registration and gives the memory back.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it.
+    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it; [`Error::Invalid`] while one
+    /// works on it in memory that ranks share.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
+        if self.groups.iter().any(|group| group.is_about(buffer.mr)) {
+            let expected = "one that no operation under way works on: wait for it first";
+            return Err(Error::invalid("buffer", format!("{:?}", buffer.mr), expected));
+        }
         let Collectives { context, poller, groups, computer, .. } = self;
         // Of a communicator that has failed nobody asks for what the device was about.
         if groups.iter().any(|group| group.failure().is_some()) {

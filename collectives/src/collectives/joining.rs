@@ -16,13 +16,26 @@ impl Collectives {
             _ => rendezvous(bootstrap, card)?,
         };
         let communicator = self.join_by_cards(rank, &cards, options)?;
+        match self.prepare(communicator, options) {
+            Ok(()) => Ok(communicator),
+            Err(error) => {
+                // Nobody gets its handle.
+                self.tell_failures()?;
+                self.leave_alone(communicator)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// What the ranks find out together, before the first operation.
+    fn prepare(&mut self, communicator: Communicator, options: &Options) -> Result<(), Error> {
         if communicator.size > 1 && options.shared_memory != SharedMemory::Off {
             self.agree_on_memory(communicator, options)?;
         }
-        if options.model.is_none() && communicator.size > 1 {
+        if communicator.size > 1 && options.model.is_none() {
             let _ = self.measure(communicator)?;
         }
-        Ok(communicator)
+        Ok(())
     }
 
     /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
@@ -140,15 +153,9 @@ impl Collectives {
         options: &Options,
     ) -> Result<(), Error> {
         let mapped = self.map_boards(communicator);
-        let room = self.room(1)?;
-        self.write(room, 0, &[u8::from(mapped.is_ok())])?;
-        let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
-        self.run_by(communicator, &all, Algorithm::Direct)?;
-        let mut all = [0];
-        self.read(room, 0, &mut all)?;
-        self.deregister(room)?;
-        let mapped = match (mapped, all) {
-            (Ok(mapped), [1]) => Ok(mapped),
+        let all = self.can_all(communicator, mapped.is_ok());
+        let mapped = match (mapped, &all) {
+            (Ok(mapped), Ok(true)) => Ok(mapped),
             (Ok(mapped), _) => {
                 let Collectives { host, context, poller, .. } = self;
                 mapped.free(host, context, || poller.now())?;
@@ -156,9 +163,10 @@ impl Collectives {
             }
             (Err(error), _) => Err(error),
         };
+        all?;
         if let (Err(error), SharedMemory::Required) = (&mapped, options.shared_memory) {
             let reason = error.to_string();
-            self.leave(communicator)?;
+            self.say_farewell(&[communicator])?;
             return Err(Error::Shared { reason });
         }
         if let Err(error) = &mapped {
@@ -168,6 +176,18 @@ impl Collectives {
             group.set_mapped(mapped.map_err(|_| "the ranks do not all share memory (see the log)"));
         }
         Ok(())
+    }
+
+    /// Whether all ranks can.
+    fn can_all(&mut self, communicator: Communicator, can: bool) -> Result<bool, Error> {
+        let room = self.room(1)?;
+        self.write(room, 0, &[u8::from(can)])?;
+        let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
+        let told = self.run_by(communicator, &all, Algorithm::Direct);
+        let mut all = [0];
+        self.read(room, 0, &mut all)?;
+        self.deregister(room)?;
+        told.map(|()| all == [1])
     }
 
     /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
@@ -196,8 +216,7 @@ impl Collectives {
 
     /// Maps the boards of all ranks, and takes a place on this process's own.
     fn map_boards(&mut self, communicator: Communicator) -> Result<Mapped, Error> {
-        let group =
-            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group = self.group(communicator)?;
         let id = group.id;
         let boards = group.boards().map_err(|problem| Error::Shared { reason: problem.to_owned() })?;
         let Collectives { host, context, pd, .. } = self;

@@ -10,8 +10,7 @@ impl Collectives {
     pub fn abort(&mut self, communicator: Communicator, reason: &str) -> Result<(), Error> {
         let now = self.now();
         let (process, groups) = self.process(now);
-        let group =
-            groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group = groups.get_mut(communicator.handle).ok_or(UNKNOWN)?;
         group.fail(&process, Cause::Local { problem: format!("aborted: {reason}") });
         self.tell_failures()
     }
@@ -38,42 +37,42 @@ impl Collectives {
         if ranks.is_empty() {
             return Err(Error::invalid("ranks of a subset", "none", "at least one"));
         }
-        let group =
-            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group = self.group_mut(communicator)?;
         if let Some(cause) = group.failure() {
             let (rank, operation) = (communicator.rank, "subset".to_owned());
             return Err(Error::Failed { rank, operation, cause: cause.clone() });
         }
-        self.child(communicator, ranks)
+        let origin = group.next_child();
+        self.child(communicator, origin, ranks)
     }
 
-    pub(super) fn child(
+    /// A communicator of some ranks of another one, of which `origin` is known to no more than these.
+    fn child(
         &mut self,
         communicator: Communicator,
+        origin: u64,
         ranks: &[u32],
     ) -> Result<Option<Communicator>, Error> {
-        let group =
-            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group = self.group(communicator)?;
         let (options, model) = (group.options, group.model());
-        let Some((rank, cards)) = group.cards_of(ranks) else { return Ok(None) };
+        let Some((rank, cards)) = group.cards_of(ranks, origin) else { return Ok(None) };
+        let boards = group.mapped_boards(ranks);
         let port = gid_index(&self.context, &options)?;
         let now = self.now();
-        let boards = self.groups.get(communicator.handle).map(|group| group.mapped_boards(ranks));
         let mut group = Group::new(&mut self.process(now).0, rank, cards, &options, port)?;
         group.set_model(model);
-        match boards {
-            Some(Ok(boards)) => {
-                let full =
-                    || Error::Shared { reason: "this process is in too many communicators".to_owned() };
-                group.set_mapped(Ok(
-                    Mapped::new(&self.host, group.id, rank as usize, boards).ok_or_else(full)?
-                ));
-            }
-            Some(Err(problem)) => group.set_mapped(Err(problem)),
-            None => {}
-        }
+        let mapped = boards.map(|boards| Mapped::new(&self.host, group.id, rank as usize, boards));
+        let is_full = matches!(mapped, Ok(None));
+        group.set_mapped(mapped.and_then(|mapped| mapped.ok_or("this process is in too many communicators")));
         let size = ranks.len() as u32;
-        Ok(Some(Communicator { handle: self.groups.insert(group), rank, size }))
+        let child = Communicator { handle: self.groups.insert(group), rank, size };
+        if is_full {
+            // The others have mapped memory, and can't be told to do without.
+            self.leave_alone(child)?;
+            let reason = "this process is in too many communicators".to_owned();
+            return Err(Error::Shared { reason });
+        }
+        Ok(Some(child))
     }
 
     /// Splits a communicator: the ranks that call it with the same `color` are one, ordered by `key` and then by their ranks.
@@ -106,11 +105,9 @@ impl Collectives {
             rows.filter(|(of, ..)| *of == color).map(|(_, key, rank)| (key, rank)).collect();
         members.sort_unstable();
         let ranks: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
-        match color {
-            // The others make one communicator less of it, and count it.
-            None => self.child(communicator, &[u32::MAX]),
-            Some(_) => self.child(communicator, &ranks),
-        }
+        // Whoever is in none counts it, as the others do.
+        let origin = self.group_mut(communicator)?.next_child();
+        if color.is_some() { self.child(communicator, origin, &ranks) } else { Ok(None) }
     }
 
     /// Goes on without the ranks that are gone, after a communicator has failed: those that are left call it, agree on who is
@@ -138,9 +135,7 @@ impl Collectives {
     /// # Errors
     /// [`Error::Invalid`] for more than 1280 ranks; [`Error::InvalidHandle`].
     pub fn start_shrink(&mut self, communicator: Communicator) -> Result<(), Error> {
-        let group =
-            self.groups.get_mut(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-        group.begin_to_shrink()
+        self.group_mut(communicator)?.begin_to_shrink()
     }
 
     /// The communicator of those that are left, once they agree.
@@ -148,11 +143,16 @@ impl Collectives {
     /// # Errors
     /// As [`shrink`](Collectives::shrink).
     pub fn shrunk(&mut self, communicator: Communicator) -> Result<Option<Communicator>, Error> {
-        let group =
-            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
+        let group = self.group(communicator)?;
         let Some(gone) = group.agreed().cloned() else { return Ok(None) };
+        if let Some((_, child)) = self.shrunk.iter().find(|(parent, _)| *parent == communicator.handle) {
+            let child = *child;
+            let group = self.groups.get(child).ok_or(UNKNOWN)?;
+            return Ok(Some(Communicator { handle: child, rank: group.rank, size: group.size() }));
+        }
         let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
-        let child = self.child(communicator, &ranks)?;
+        // The ranks need not have made as many communicators of it before.
+        let child = self.child(communicator, Group::SHRUNK, &ranks)?;
         let Collectives { host, context, poller, groups, shrunk, .. } = self;
         if let Some(group) = groups.get_mut(communicator.handle) {
             group.disconnect(host, context, || poller.now())?;
@@ -176,11 +176,8 @@ impl Collectives {
     /// # Errors
     /// [`Error::Failed`] if a rank has gone without it; everything is freed then too. [`Error::InvalidHandle`].
     pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
-        let group =
-            self.groups.get(communicator.handle).ok_or(Error::InvalidHandle { what: "communicator" })?;
-        let has_failed = group.failure().is_some();
-        let left =
-            if has_failed || communicator.size == 1 { Ok(()) } else { self.say_farewell(communicator) };
+        self.group(communicator)?;
+        let left = self.say_farewell(&[communicator]);
         let told = self.tell_failures();
         self.leave_alone(communicator)?;
         left.and(told)
@@ -204,23 +201,52 @@ impl Collectives {
         Ok(())
     }
 
-    /// A barrier, whose last messages are acknowledged on both sides.
-    pub(super) fn say_farewell(&mut self, communicator: Communicator) -> Result<(), Error> {
-        if let Some(group) = self.groups.get_mut(communicator.handle) {
-            group.begin_to_leave();
-        }
-        // By packets: what a rank shows is gone when it has left.
-        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
-        while let Some(group) = self.groups.get_mut(communicator.handle) {
-            if group.has_left() {
-                group.acknowledge(&mut self.context)?;
-                let now = self.now();
-                self.context.poll(now)?;
-                break;
-            }
+    /// A barrier on each, whose last messages are acknowledged on both sides: all at once, for ranks may have them in any order.
+    /// Those that have failed are left without.
+    pub(super) fn say_farewell(&mut self, communicators: &[Communicator]) -> Result<(), Error> {
+        // What this rank has shown is there as long as others may need it.
+        let handles = || communicators.iter().map(|communicator| communicator.handle);
+        while handles().any(|handle| self.groups.get(handle).is_some_and(Group::is_on_memory)) {
             self.turn()?;
         }
-        Ok(())
+        let mut leaving = Vec::new();
+        let mut first = Ok(());
+        for communicator in communicators.iter().copied().filter(|communicator| communicator.size > 1) {
+            let Ok(group) = self.group_mut(communicator) else { continue };
+            if group.failure().is_some() {
+                continue;
+            }
+            group.begin_to_leave();
+            // By packets: what a rank shows is gone when it has left.
+            let barrier = [Operation::barrier()];
+            match self.start_by(communicator, &barrier, Some(Algorithm::Direct), true) {
+                Ok(request) => leaving.push((communicator, request)),
+                Err(error) => {
+                    warn!(%error, "leaving a communicator");
+                    first = first.and(Err(error));
+                }
+            }
+        }
+        for (communicator, request) in leaving {
+            if let Err(error) = self.wait(request) {
+                warn!(%error, "leaving a communicator");
+                first = first.and(Err(error));
+                continue;
+            }
+            while let Ok(group) = self.group_mut(communicator) {
+                if group.has_left() {
+                    break;
+                }
+                self.turn()?;
+            }
+            let Collectives { groups, context, .. } = self;
+            if let Some(group) = groups.get_mut(communicator.handle) {
+                group.acknowledge(context)?;
+            }
+        }
+        let now = self.now();
+        self.context.poll(now)?;
+        first
     }
 
     /// Leaves all communicators and gives the context back. Buffers that are registered still are freed.
@@ -236,12 +262,10 @@ impl Collectives {
                 Some(Communicator { handle, rank: group.rank, size: group.size() })
             })
             .collect();
-        let mut first = Ok(());
+        let left = self.say_farewell(&communicators);
+        let first = left.and(self.tell_failures());
         for communicator in communicators {
-            if let Err(error) = self.leave(communicator) {
-                warn!(%error, "leaving a communicator");
-                first = first.and(Err(error));
-            }
+            self.leave_alone(communicator)?;
         }
         let freed = self.free();
         // What comes of an error before is no news.

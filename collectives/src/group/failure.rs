@@ -26,7 +26,7 @@ impl Group {
         warn!(rank = self.rank, "communicator {:016x} has failed: {cause}", self.id);
         self.failed = Some(cause);
         if let Ok(mapped) = &mut self.mapped {
-            mapped.drop_all();
+            mapped.fail();
         }
         self.telling = Some((process.now + TELL, process.now));
         self.next_look = Nanos::ZERO;
@@ -118,13 +118,15 @@ impl Group {
         };
         let waited = now.since(execution.moved.unwrap_or(now));
         let mut peers: Vec<u32> = match &self.mapped {
-            Ok(mapped) if !execution.has_steps() => mapped.waits_for(),
+            Ok(mapped) if !execution.has_steps() => mapped.waits_for().into_iter().collect(),
             _ => execution.waits_for().collect(),
         };
         peers.sort_unstable();
         peers.dedup();
         let call = execution.call;
-        if waited >= self.options.stall_timeout {
+        // An operation may wait for its turn as long as others go on.
+        let newest = self.executions.iter().flatten().filter_map(|execution| execution.moved).max();
+        if newest.is_some_and(|moved| now.since(moved) >= self.options.stall_timeout) {
             let (steps, done) = execution.progress();
             let waits_for = self.waits_for(&peers, call.number, (steps, done));
             self.fail(process, Cause::Stalled { waited, waits_for });

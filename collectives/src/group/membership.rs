@@ -41,14 +41,21 @@ impl Group {
         Ok(())
     }
 
-    /// The cards of some ranks, for a communicator of theirs, and this rank's place among them; `None` if it is not one of them.
-    /// All ranks call it in the same order.
-    pub(crate) fn cards_of(&mut self, ranks: &[u32]) -> Option<(u32, Vec<Card>)> {
+    /// The origin of a communicator that is made of this one by shrinking.
+    pub(crate) const SHRUNK: u64 = 0;
+
+    /// The origin of the next communicator that is made of this one. All ranks ask for it in the same order.
+    pub(crate) fn next_child(&mut self) -> u64 {
         self.children += 1;
+        self.children
+    }
+
+    /// The cards of some ranks, for a communicator of theirs, and this rank's place among them; `None` if it is not one of them.
+    pub(crate) fn cards_of(&self, ranks: &[u32], origin: u64) -> Option<(u32, Vec<Card>)> {
         let place = ranks.iter().position(|rank| *rank == self.rank)?;
         let mut cards: Vec<Card> = ranks.iter().map(|rank| self.cards[*rank as usize]).collect();
-        let parts = [self.id, self.children, ranks[0].into(), ranks.len() as u64];
-        cards[0].nonce.set(hash(parts.iter().flat_map(|part| part.to_be_bytes())));
+        let parts = [self.id, origin].into_iter().chain(ranks.iter().map(|rank| u64::from(*rank)));
+        cards[0].nonce.set(hash(parts.flat_map(u64::to_be_bytes)));
         Some((place as u32, cards))
     }
 
@@ -85,7 +92,6 @@ impl Group {
             }
         }
         self.linked.clear();
-        self.executions.clear();
         let in_use = self.in_use.drain(..).map(|(_, mr, _)| mr);
         for mr in self.scratch.drain(..).map(|(mr, _)| mr).chain(in_use) {
             deregister(context, &mut now, mr)?;
@@ -101,11 +107,6 @@ impl Group {
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), Error> {
         self.disconnect(host, context, &mut now)?;
-        for peer in self.peers {
-            if let Some(ah) = peer.ah {
-                when_free(context, &mut now, |context| context.destroy_ah(ah))?;
-            }
-        }
         context.destroy_cq(self.cq)?;
         Ok(())
     }

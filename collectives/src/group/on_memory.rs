@@ -2,6 +2,10 @@
 
 use super::*;
 
+/// How often other ranks' boards are looked at before packets are looked after again: what a rank shows is there in less than a
+/// microsecond, or late.
+const LOOKS: u32 = 64;
+
 impl Group {
     /// Begins an operation on memory that all ranks have mapped.
     pub(super) fn start_mapped(
@@ -22,12 +26,32 @@ impl Group {
         if let Ok(mapped) = &mut self.mapped {
             mapped.start(Job { id, call, places, what, root, lengths, count, ends });
         }
+        self.next_look = Nanos::ZERO;
         id
+    }
+
+    /// Goes on with operations on mapped memory alone. Whether anything has moved.
+    pub(crate) fn poll_memory(&mut self, process: &mut Process<'_>) -> bool {
+        if self.failed.is_some() {
+            return false;
+        }
+        let moved = self.advance_mapped(process);
+        self.moved(process, moved)
+    }
+
+    /// Whether operations on mapped memory are under way.
+    pub(crate) fn is_on_memory(&self) -> bool {
+        self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| !mapped.is_idle())
+    }
+
+    /// Whether one of them has its elements in this region.
+    pub(crate) fn is_about(&self, mr: Mr) -> bool {
+        self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| mapped.is_about(mr))
     }
 
     /// Goes on with operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
-        let Group { mapped: Ok(mapped), executions, first, wake, .. } = self else { return Ok(false) };
+        let Group { mapped: Ok(mapped), executions, first, wake, options, .. } = self else { return Ok(false) };
         if mapped.is_idle() {
             return Ok(false);
         }
@@ -38,20 +62,20 @@ impl Group {
             computer: process.computer,
             wake,
             budget: BUDGET,
+            looks: if matches!(options.idle, Idle::Spin | Idle::Adaptive { spins: 1.., .. }) { LOOKS } else { 1 },
         };
         let mut has_ended = false;
         let moved = mapped.advance(&mut bench, |id| {
             if let Some(Some(execution)) = executions.get_mut((id - *first) as usize) {
-                execution.sent(0);
+                execution.end();
                 has_ended = true;
             }
         })?;
-        for execution in executions.iter_mut().flatten().filter(|execution| !execution.has_steps()) {
-            if moved || execution.moved.is_none() {
-                execution.moved = Some(process.now);
-            }
+        if moved {
+            let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
+            elsewhere.for_each(|execution| execution.moved = Some(process.now));
         }
-        for peer in std::mem::take(wake) {
+        while let Some(peer) = self.wake.pop() {
             self.tell(process, peer, Message::Wake)?;
         }
         if has_ended {

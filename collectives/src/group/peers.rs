@@ -53,9 +53,10 @@ impl Group {
         let ah = match self.peers[peer as usize].ah {
             Some(ah) => ah,
             None => {
-                let to = (card.gid(), self.gid_index);
-                match Control::address(process.context, process.pd, to, self.options.traffic_class) {
+                let to = (card.gid(), self.gid_index, self.options.traffic_class);
+                match process.control.address(process.context, process.pd, to) {
                     Ok(ah) => *self.peers[peer as usize].ah.insert(ah),
+                    Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
                     // As if the message were lost: whoever is gone has no route, either.
                     Err(error) => {
                         debug!(%error, peer, "a control message without a way");
@@ -70,7 +71,13 @@ impl Group {
     }
 
     /// Takes a control message of a rank.
-    pub(crate) fn hear(
+    pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: u32, message: Message) {
+        if let Err(error) = self.try_hear(process, from, message) {
+            self.fail(process, Cause::Local { problem: error.to_string() });
+        }
+    }
+
+    fn try_hear(
         &mut self,
         process: &mut Process<'_>,
         from: u32,
@@ -172,8 +179,12 @@ impl Group {
         let to = (self.cards[from as usize].gid(), self.gid_index);
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
         let is_new = !channel.has_heard;
-        if is_new {
-            channel.connect(process.context, &self.options, to, self.path_mtu, link)?;
+        if is_new
+            && let Err(error) = channel.connect(process.context, &self.options, to, self.path_mtu, link)
+        {
+            let problem = format!("what it says of its end of the channel: {error}");
+            self.fail(process, Cause::Protocol { peer: from, problem });
+            return Ok(());
         }
         if has_heard && !channel.is_open {
             channel.is_open = true;

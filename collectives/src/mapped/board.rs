@@ -1,7 +1,7 @@
 //! What a process shows the others of its host: which operation each of its communicators has begun and ended, and where
 //! that one's elements are.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use ferroce::driver::segment::{Segment, SegmentError, Ticket};
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,28 +9,43 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::channel::message::Header;
 
 /// Bytes of elements that are shown with the operation itself.
-pub(super) const INLINE: usize = 1024;
+pub(super) const INLINE: usize = 4096;
 /// Communicators of a process that can be shown.
-const SLOTS: usize = 64;
+const SLOTS: usize = 512;
 /// Segments that are no more, of which others can find out which.
 const NONCES_MAX: u64 = 64;
 
-// A board: its head (whether the process sleeps; how many of its segments are no more, and which were the last), then slots. Of a slot: whose it is, what has begun, what has ended, each in a cache line of its own;
-// then, twice and used in turns, what has begun in words, and its elements if they are few.
+// A board: its head (whether the process sleeps; how many of its segments are no more, and which were the last; whose each slot is),
+// then slots. Of a slot: what has ended, in a cache line of its own; then, twice and used in turns, what has begun, and behind it the
+// elements if they are few, or else where they are. Each line says whose it is: a slot gets another communicator when its own has
+// left.
 const ASLEEP: usize = 0;
 const RETIRED: usize = 64;
 const NONCES: usize = 128;
-const HEAD: usize = NONCES + 8 * NONCES_MAX as usize;
-const BEGUN: usize = 64;
-const ENDED: usize = 128;
-const WORDS: usize = 192;
-const WORDS_EACH: usize = 128;
-const ELEMENTS: usize = WORDS + 2 * WORDS_EACH;
-const SLOT: usize = ELEMENTS + 2 * INLINE;
+const DIRECTORY: usize = NONCES + 8 * NONCES_MAX as usize;
+const HEAD: usize = DIRECTORY + 8 * SLOTS;
+const LINE: usize = 64;
+/// The line of what has ended: the number, the communicator, whether it has failed.
+const ENDED: usize = 0;
+const FAILED: usize = 16;
+/// That of what has begun: the number, the communicator, the operation in words.
+const BEGUN: usize = LINE;
+const OF: usize = 8;
+const WORDS: usize = 16;
+const BEHIND: usize = WORDS + Header::BYTES;
+const BEGUN_EACH: usize = (BEHIND + INLINE).next_multiple_of(LINE);
+const SLOT: usize = BEGUN + 2 * BEGUN_EACH;
 
 /// A process's board.
 #[derive(Debug)]
 pub(super) struct Board(pub(super) Segment);
+
+/// A communicator's slot on a board.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    index: usize,
+    communicator: u64,
+}
 
 /// Where elements of a rank are: in a segment of its process, or shown with the operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +55,22 @@ pub(super) struct Shown {
     /// 0 if there is no segment.
     pub(super) nonce: u64,
     pub(super) offset: u64,
+}
+
+impl Slot {
+    fn at(self, field: usize) -> usize {
+        HEAD + self.index * SLOT + field
+    }
+
+    /// Of what has begun.
+    fn begun(self, number: u64) -> usize {
+        self.at(BEGUN + number as usize % 2 * BEGUN_EACH)
+    }
+
+    /// Where elements are that are shown with an operation.
+    pub(super) fn elements(self, number: u64) -> u64 {
+        (self.begun(number) + BEHIND) as u64
+    }
 }
 
 impl Board {
@@ -54,75 +85,103 @@ impl Board {
         Segment::open(ticket).map(Board)
     }
 
-    fn at(slot: usize, field: usize) -> usize {
-        HEAD + slot * SLOT + field
-    }
-
-    /// Where elements are that are shown with an operation.
-    pub(super) fn elements(slot: usize, number: u64) -> u64 {
-        Board::at(slot, ELEMENTS + number as usize % 2 * INLINE) as u64
+    fn owner(&self, index: usize) -> &AtomicU64 {
+        self.0.word(DIRECTORY + 8 * index)
     }
 
     /// Takes a free slot for a communicator.
-    pub(super) fn take(&self, communicator: u64) -> Option<usize> {
-        let free = (0..SLOTS).find(|slot| self.0.word(Board::at(*slot, 0)).load(Ordering::Relaxed) == 0)?;
-        for field in [BEGUN, ENDED] {
-            self.0.word(Board::at(free, field)).store(0, Ordering::Relaxed);
+    pub(super) fn take(&self, communicator: u64) -> Option<Slot> {
+        let index = (0..SLOTS).find(|index| self.owner(*index).load(Ordering::Relaxed) == 0)?;
+        let slot = Slot { index, communicator };
+        self.0.word(slot.at(FAILED)).store(0, Ordering::Relaxed);
+        for line in [slot.at(ENDED), slot.begun(0), slot.begun(1)] {
+            self.0.word(line + OF).store(communicator, Ordering::Relaxed);
+            // Whoever sees a number sees whose it is.
+            self.0.word(line).store(0, Ordering::Release);
         }
-        self.0.word(Board::at(free, 0)).store(communicator, Ordering::Release);
-        Some(free)
+        self.owner(index).store(communicator, Ordering::Release);
+        Some(slot)
     }
 
     /// Frees a slot.
-    pub(super) fn free(&self, slot: usize) {
-        self.0.word(Board::at(slot, 0)).store(0, Ordering::Release);
+    pub(super) fn free(&self, slot: Slot) {
+        for line in [slot.at(ENDED), slot.begun(0), slot.begun(1)] {
+            self.0.word(line + OF).store(0, Ordering::Release);
+        }
+        self.owner(slot.index).store(0, Ordering::Release);
     }
 
     /// The slot of a communicator, once its process has taken one.
-    pub(super) fn find(&self, communicator: u64) -> Option<usize> {
-        (0..SLOTS).find(|slot| self.0.word(Board::at(*slot, 0)).load(Ordering::Acquire) == communicator)
+    pub(super) fn find(&self, communicator: u64) -> Option<Slot> {
+        let index = (0..SLOTS).find(|index| self.owner(*index).load(Ordering::Acquire) == communicator)?;
+        Some(Slot { index, communicator })
     }
 
-    /// Shows that an operation has begun.
-    pub(super) fn begin(&self, slot: usize, number: u64, header: &Header, places: &[Shown; 2]) {
-        let at = Board::at(slot, WORDS + number as usize % 2 * WORDS_EACH);
+    /// Shows that an operation has begun, and where its elements are if they are not behind it.
+    pub(super) fn begin(&self, slot: Slot, number: u64, header: &Header, places: Option<&[Shown; 2]>) {
+        let line = slot.begun(number);
         let words = header.as_bytes().as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let places = places.into_iter().flatten();
         let places =
-            places.iter().flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
+            places.flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
         for (index, word) in words.chain(places).enumerate() {
-            self.0.word(at + 8 * index).store(word, Ordering::Relaxed);
+            self.0.word(line + WORDS + 8 * index).store(word, Ordering::Relaxed);
         }
-        self.0.word(Board::at(slot, BEGUN)).store(number, Ordering::Release);
+        self.0.word(line).store(number, Ordering::Release);
     }
 
     /// Shows that an operation has ended.
-    pub(super) fn end(&self, slot: usize, number: u64) {
-        self.0.word(Board::at(slot, ENDED)).store(number, Ordering::Release);
+    pub(super) fn end(&self, slot: Slot, number: u64) {
+        self.0.word(slot.at(ENDED)).store(number, Ordering::Release);
     }
 
-    pub(super) fn has_begun(&self, slot: usize, number: u64) -> bool {
-        self.0.word(Board::at(slot, BEGUN)).load(Ordering::Acquire) >= number
+    /// Shows that the communicator has failed: what its ranks have shown may be anything from now on.
+    pub(super) fn fail(&self, slot: Slot) {
+        self.0.word(slot.at(FAILED)).store(1, Ordering::Release);
+        // Before anything that the program does with its memory.
+        fence(Ordering::SeqCst);
     }
 
-    pub(super) fn has_ended(&self, slot: usize, number: u64) -> bool {
-        self.0.word(Board::at(slot, ENDED)).load(Ordering::Acquire) >= number
+    /// Whether an operation has begun and no other one has since.
+    pub(super) fn has_begun(&self, slot: Slot, number: u64) -> bool {
+        self.says(slot, slot.begun(number), |begun| begun == number)
+    }
+
+    pub(super) fn has_ended(&self, slot: Slot, number: u64) -> bool {
+        self.says(slot, slot.at(ENDED), |ended| ended >= number)
+    }
+
+    fn says(&self, slot: Slot, line: usize, what: impl Fn(u64) -> bool) -> bool {
+        what(self.0.word(line).load(Ordering::Acquire))
+            && self.0.word(line + OF).load(Ordering::Relaxed) == slot.communicator
+    }
+
+    /// Whether all that was read of an operation since it had begun is what the rank had shown.
+    pub(super) fn is_intact(&self, slot: Slot, number: u64) -> bool {
+        // What was read before was read before this is.
+        fence(Ordering::Acquire);
+        self.has_begun(slot, number) && self.0.word(slot.at(FAILED)).load(Ordering::Relaxed) == 0
     }
 
     /// An operation that has begun.
-    pub(super) fn read(&self, slot: usize, number: u64) -> (Header, [Shown; 2]) {
-        let at = Board::at(slot, WORDS + number as usize % 2 * WORDS_EACH);
+    pub(super) fn header(&self, slot: Slot, number: u64) -> Header {
+        let at = slot.begun(number) + WORDS;
+        let word = |index: usize| self.0.word(at + 8 * index).load(Ordering::Relaxed).to_ne_bytes();
+        let header: [u8; Header::BYTES] = zerocopy::transmute!([0, 1, 2, 3].map(word));
+        // Any bytes are a header.
+        Header::read_from_bytes(&header).unwrap_or_else(|_| unreachable!("as long as a header"))
+    }
+
+    /// Where the elements of one are that are not behind it.
+    pub(super) fn places(&self, slot: Slot, number: u64) -> [Shown; 2] {
+        let at = slot.begun(number) + BEHIND;
         let word = |index: usize| self.0.word(at + 8 * index).load(Ordering::Relaxed);
-        let header: [u8; Header::BYTES] =
-            zerocopy::transmute!([0, 1, 2, 3].map(|index| word(index).to_ne_bytes()));
-        let place = |first: usize| Shown {
+        [0, 4].map(|first| Shown {
             fd: word(first) as u32,
             length: word(first + 1),
             nonce: word(first + 2),
             offset: word(first + 3),
-        };
-        // Any bytes are a header.
-        let header = Header::read_from_bytes(&header).unwrap_or_else(|_| unreachable!("as long as a header"));
-        (header, [place(4), place(8)])
+        })
     }
 
     /// A segment of the process is no more.
@@ -141,7 +200,10 @@ impl Board {
     pub(super) fn has_retired(&self, nonce: u64, since: u64) -> bool {
         let count = self.retired();
         let is_it = |number: u64| self.0.word(Board::nonce(number)).load(Ordering::Relaxed) == nonce;
-        count.saturating_sub(since) >= NONCES_MAX || (since..count).any(is_it)
+        let is_there = count.saturating_sub(since) < NONCES_MAX && (since..count).any(is_it);
+        fence(Ordering::Acquire);
+        // Those that were looked at may have been overwritten meanwhile.
+        is_there || self.retired().saturating_sub(since) >= NONCES_MAX
     }
 
     fn nonce(number: u64) -> usize {
@@ -174,13 +236,7 @@ mod tests {
     use crate::schedule::Algorithm;
     use ferroce::driver::reduction::DataType;
 
-    #[test]
-    fn another_process_finds_what_is_shown() {
-        let own = Board::create().unwrap();
-        let there = Board::open(&own.0.ticket()).unwrap();
-        assert_eq!(there.find(77), None);
-        let slot = own.take(77).unwrap();
-        assert_eq!((there.find(77), own.take(78)), (Some(slot), Some(slot + 1)));
+    fn header() -> Header {
         let call = Call {
             number: 3,
             kind: Kind::AllReduce,
@@ -190,21 +246,53 @@ mod tests {
             root: 0,
             count: Count::Each(9),
         };
-        let header = Header::new(&call, Purpose::Call, 0);
+        Header::new(&call, Purpose::Call, 0)
+    }
+
+    #[test]
+    fn another_process_finds_what_is_shown() {
+        let own = Board::create().unwrap();
+        let there = Board::open(&own.0.ticket()).unwrap();
+        assert_eq!(there.find(77), None);
+        let slot = own.take(77).unwrap();
+        assert_eq!(there.find(77), Some(slot));
+        assert_ne!(own.take(78).unwrap().index, slot.index);
         let places = [Shown { fd: 3, length: 4096, nonce: 5, offset: 64 }, Shown::default()];
         assert!(!there.has_begun(slot, 1));
-        own.begin(slot, 1, &header, &places);
-        assert!(there.has_begun(slot, 1) && !there.has_ended(slot, 1));
-        assert_eq!(there.read(slot, 1), (header, places));
+        own.begin(slot, 1, &header(), Some(&places));
+        assert!(there.has_begun(slot, 1) && !there.has_ended(slot, 1) && there.is_intact(slot, 1));
+        assert_eq!((there.header(slot, 1), there.places(slot, 1)), (header(), places));
         own.end(slot, 1);
-        assert!(there.has_ended(slot, 1));
-        own.free(slot);
-        assert_eq!(there.find(77), None);
+        assert!(there.has_ended(slot, 1) && !there.has_ended(slot, 2));
+        own.begin(slot, 2, &header(), None);
+        assert!(there.has_begun(slot, 2) && there.has_begun(slot, 1));
+        own.begin(slot, 3, &header(), None);
+        assert!(!there.is_intact(slot, 1));
         own.retire(9);
         assert!(there.has_retired(9, 0) && !there.has_retired(9, 1) && !there.has_retired(8, 0));
         (0..NONCES_MAX).for_each(|nonce| own.retire(nonce));
         assert!(there.has_retired(1000, 0) && !there.has_retired(1000, there.retired()));
         own.sleep();
         assert!(there.is_to_be_woken() && !there.is_to_be_woken());
+    }
+
+    #[test]
+    fn what_another_communicator_does_in_the_slot_is_not_taken_for_this_ones() {
+        let own = Board::create().unwrap();
+        let old = own.take(77).unwrap();
+        own.begin(old, 1, &header(), None);
+        own.end(old, 1);
+        own.free(old);
+        assert!(!own.has_begun(old, 1) && !own.has_ended(old, 1));
+        assert_eq!(own.find(77), None);
+        let new = own.take(78).unwrap();
+        assert_eq!(new.index, old.index);
+        for number in 1..=3 {
+            own.begin(new, number, &header(), None);
+            own.end(new, number);
+        }
+        assert!(own.has_ended(new, 3) && !own.has_ended(old, 1) && !own.has_begun(old, 3));
+        own.fail(new);
+        assert!(own.has_begun(new, 3) && !own.is_intact(new, 3));
     }
 }

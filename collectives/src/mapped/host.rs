@@ -1,6 +1,7 @@
 //! What this process shares with the others of its host, and what it has mapped of theirs.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ferroce::driver::segment::{Segment, SegmentError, Ticket};
 use ferroce::{Access, Context, Memory, Mr, Nanos, Pd};
@@ -11,23 +12,29 @@ use crate::memory::{deregister, register};
 /// Memory that the processes of a host share with this one.
 #[derive(Default)]
 pub(crate) struct Host {
-    own: Option<(Board, Mr)>,
-    /// Others' boards, by their nonces.
-    boards: HashMap<u64, (Board, Mr)>,
-    /// Others' segments that are mapped here, by their nonces.
-    foreign: HashMap<u64, Foreign>,
-    /// How many segments of each board are known to be no more.
-    retired: HashMap<u64, u64>,
+    own: Option<(Arc<Board>, Mr)>,
+    /// Others, by the nonces of their boards.
+    neighbours: HashMap<u64, Neighbour>,
     /// Segments of this process, by the regions that they are registered as.
-    pub(super) segments: HashMap<Mr, Segment>,
+    segments: HashMap<Mr, Segment>,
 }
 
-/// Another process's segment.
-struct Foreign {
+/// Another process.
+struct Neighbour {
+    board: Arc<Board>,
     mr: Mr,
-    length: u64,
-    /// The nonce of its board.
-    board: u64,
+    /// Its segments that are mapped here, by their nonces: the region, and the length.
+    segments: HashMap<u64, (Mr, u64)>,
+    /// How many of its segments are known to be no more.
+    retired: u64,
+}
+
+/// Why another rank's elements are out of reach.
+pub(super) enum Unreachable {
+    /// What it has shown makes no sense.
+    Nonsense(String),
+    /// This process can't map or register any more.
+    Here(String),
 }
 
 impl Host {
@@ -36,7 +43,7 @@ impl Host {
         if self.own.is_none() {
             let board = Board::create().map_err(shared)?;
             let mr = register(context, pd, board.0.memory(), Access::LOCAL_WRITE)?;
-            self.own = Some((board, mr));
+            self.own = Some((Arc::new(board), mr));
         }
         Ok(self.own.as_ref().map(|(board, _)| board.0.ticket()).unwrap_or_default())
     }
@@ -49,12 +56,20 @@ impl Host {
         ticket: &Ticket,
     ) -> Result<(), crate::Error> {
         let is_own = self.own.as_ref().is_some_and(|(board, _)| board.0.ticket() == *ticket);
-        if !is_own && !self.boards.contains_key(&ticket.nonce) {
-            let board = Board::open(ticket).map_err(shared)?;
+        if !is_own && !self.neighbours.contains_key(&ticket.nonce) {
+            let board = Arc::new(Board::open(ticket).map_err(shared)?);
             let mr = register(context, pd, board.0.memory(), Access::LOCAL_WRITE)?;
-            self.boards.insert(ticket.nonce, (board, mr));
+            let retired = board.retired();
+            self.neighbours.insert(ticket.nonce, Neighbour { board, mr, segments: HashMap::new(), retired });
         }
         Ok(())
+    }
+
+    /// A board that is this process's or has been opened, and the region that it is registered as.
+    pub(super) fn get(&self, nonce: u64) -> Option<(&Arc<Board>, Mr)> {
+        let own = self.own.as_ref().filter(|(board, _)| board.0.ticket().nonce == nonce);
+        own.map(|(board, mr)| (board, *mr))
+            .or_else(|| self.neighbours.get(&nonce).map(|neighbour| (&neighbour.board, neighbour.mr)))
     }
 
     /// Memory that others can map, to be registered and then [kept](Host::keep).
@@ -77,21 +92,29 @@ impl Host {
 
     /// Gives up the segments of a process that are no more there.
     pub(super) fn give_up(&mut self, context: &mut Context, board: u64) -> Result<(), crate::Error> {
-        let Some((shown, _)) = self.get(board) else { return Ok(()) };
-        let (now, since) = (shown.retired(), self.retired.get(&board).copied().unwrap_or(0));
-        if now == since {
+        let Some(Neighbour { board, segments, retired, .. }) = self.neighbours.get_mut(&board) else {
             return Ok(());
-        }
-        let is_gone =
-            |nonce: u64, foreign: &Foreign| foreign.board == board && shown.has_retired(nonce, since);
-        let gone: Vec<u64> =
-            self.foreign.iter().filter(|(nonce, of)| is_gone(**nonce, of)).map(|(nonce, _)| *nonce).collect();
-        for nonce in gone {
-            if let Some(foreign) = self.foreign.remove(&nonce) {
-                context.deregister(foreign.mr)?;
+        };
+        let (now, since) = (board.retired(), *retired);
+        if now != since {
+            for (_, (mr, _)) in segments.extract_if(|nonce, _| board.has_retired(*nonce, since)) {
+                context.deregister(mr)?;
             }
+            *retired = now;
         }
-        self.retired.insert(board, now);
+        Ok(())
+    }
+
+    /// Gives up processes that no communicator has ranks in any more.
+    pub(super) fn prune(
+        &mut self,
+        context: &mut Context,
+        now: &mut impl FnMut() -> Nanos,
+    ) -> Result<(), crate::Error> {
+        let is_alone = |_: &u64, neighbour: &mut Neighbour| Arc::strong_count(&neighbour.board) == 1;
+        for (_, neighbour) in self.neighbours.extract_if(is_alone) {
+            neighbour.free(context, now)?;
+        }
         Ok(())
     }
 
@@ -100,8 +123,10 @@ impl Host {
         context: &mut Context,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), crate::Error> {
-        let boards = self.boards.into_values().chain(self.own).map(|(_, mr)| mr);
-        for mr in boards.chain(self.foreign.into_values().map(|foreign| foreign.mr)) {
+        for neighbour in self.neighbours.into_values() {
+            neighbour.free(context, &mut now)?;
+        }
+        if let Some((_, mr)) = self.own {
             deregister(context, &mut now, mr)?;
         }
         Ok(())
@@ -120,47 +145,43 @@ impl Host {
         }
     }
 
-    pub(super) fn get(&self, nonce: u64) -> Option<&(Board, Mr)> {
-        let own = self.own.as_ref().filter(|(board, _)| board.0.ticket().nonce == nonce);
-        own.or_else(|| self.boards.get(&nonce))
-    }
-
-    pub(super) fn show(&self, place: Option<(Mr, u64)>) -> Option<Shown> {
-        let (mr, offset) = place?;
+    pub(super) fn show(&self, (mr, offset): (Mr, u64)) -> Option<Shown> {
         let Ticket { fd, length, nonce, .. } = self.segments.get(&mr)?.ticket();
         Some(Shown { fd, length, nonce, offset })
     }
 
-    /// Where elements of another rank are here, mapped if they were not.
+    /// The region here of a segment of another rank's process, mapped if it was not.
     pub(super) fn map(
         &mut self,
         context: &mut Context,
         pd: Pd,
         of: &Ticket,
         shown: &Shown,
-        bytes: u64,
-    ) -> Result<(Mr, u64), String> {
-        let end = shown.offset.checked_add(bytes).filter(|end| *end <= shown.length);
-        if end.is_none() {
-            return Err(format!(
-                "{bytes} bytes from byte {} on of a segment of {}",
-                shown.offset, shown.length
-            ));
+    ) -> Result<Mr, Unreachable> {
+        let neighbour = self.neighbours.get_mut(&of.nonce);
+        let neighbour = neighbour.ok_or_else(|| Unreachable::Nonsense("a segment of nobody".to_owned()))?;
+        match neighbour.segments.get(&shown.nonce) {
+            Some((mr, length)) if *length == shown.length => Ok(*mr),
+            Some(_) => Err(Unreachable::Nonsense("a segment of two lengths".to_owned())),
+            None => {
+                let here = |error: &dyn std::fmt::Display| Unreachable::Here(format!("mapping its memory: {error}"));
+                let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
+                let segment = Segment::open(&ticket).map_err(|error| here(&error))?;
+                let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)
+                    .map_err(|error| here(&error))?;
+                neighbour.segments.insert(shown.nonce, (mr, shown.length));
+                Ok(mr)
+            }
         }
-        if let Some(Foreign { mr, length, .. }) = self.foreign.get(&shown.nonce) {
-            return if *length == shown.length {
-                Ok((*mr, shown.offset))
-            } else {
-                Err("a segment of two lengths".to_owned())
-            };
+    }
+}
+
+impl Neighbour {
+    fn free(self, context: &mut Context, now: &mut impl FnMut() -> Nanos) -> Result<(), crate::Error> {
+        for mr in self.segments.into_values().map(|(mr, _)| mr).chain([self.mr]) {
+            deregister(context, &mut *now, mr)?;
         }
-        let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
-        let segment = Segment::open(&ticket).map_err(|error| error.to_string())?;
-        let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)
-            .map_err(|error| error.to_string())?;
-        let foreign = Foreign { mr, length: shown.length, board: of.nonce };
-        self.foreign.insert(shown.nonce, foreign);
-        Ok((mr, shown.offset))
+        Ok(())
     }
 }
 
