@@ -72,16 +72,16 @@ impl Bootstrap {
     /// | launcher | rank, size | where rank 0 is |
     /// |---|---|---|
     /// | ferroce's own | `FERROCE_RANK`, `FERROCE_SIZE` | the variables below |
-    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`; `MASTER_PORT`, but where its agent's store has it a port derived from it |
     /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `127.0.0.1` if all are on one host, else where mpirun is |
     /// | PMI (MPICH, Intel MPI, Cray) | `PMI_RANK`, `PMI_SIZE` | the variables below; in a job of Slurm as there |
     /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
     /// | Kubernetes, an indexed job | `JOB_COMPLETION_INDEX`, `FERROCE_SIZE` | `FERROCE_MASTER_ADDR` |
     ///
     /// Rank and size are these. With `FERROCE_UNIQUE_ID`, a [`UniqueId`], the ranks meet as it says. Without it, `FERROCE_MASTER_ADDR`
-    /// and `FERROCE_MASTER_PORT` go before `MASTER_ADDR` and `MASTER_PORT`, and these before what a launcher tells: under torchrun the
-    /// agent's own store may listen at `MASTER_PORT`. Ranks of Open MPI and Slurm derive a port from 20000 to 29999 from the job that
-    /// is theirs alone, and let in nobody of another job; those of Kubernetes have 29500.
+    /// and `FERROCE_MASTER_PORT` go before `MASTER_ADDR` and `MASTER_PORT`, and these before what a launcher tells. Ranks of Open MPI
+    /// and Slurm, and those of torchrun whose agent's store has `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), derive a port
+    /// from 20000 to 29999 from the job that is theirs alone, and let in nobody of another job; those of Kubernetes have 29500.
     ///
     /// If the address is a name, rank 0 listens on all addresses of its family, since a machine's own name often resolves to a loopback
     /// address. A name of Kubernetes is that of the pod with index 0 behind a headless service (`JOB-0.SERVICE`). It is waited for, since

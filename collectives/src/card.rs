@@ -26,6 +26,9 @@ pub struct Card {
     pub(crate) chunk_bytes: U32,
     pub(crate) eager_bytes: U32,
     pub(crate) algorithm: U32,
+    /// [`SharedMemory`](crate::SharedMemory) as a number, and 1 if the model was given.
+    pub(crate) shared_memory: U32,
+    pub(crate) has_model: U32,
     pub(crate) byte_order: [u8; 4],
     /// The largest that the rank's port has room for, in bytes.
     pub(crate) path_mtu: U32,
@@ -80,6 +83,8 @@ impl Card {
             ("chunk_bytes", self.chunk_bytes, other.chunk_bytes),
             ("eager_bytes", self.eager_bytes, other.eager_bytes),
             ("the algorithm that is forced", self.algorithm, other.algorithm),
+            ("shared_memory (0 is auto, 1 off, 2 required)", self.shared_memory, other.shared_memory),
+            ("whether a model is given (0 is no, 1 yes)", self.has_model, other.has_model),
         ];
         for (what, ours, theirs) in pairs {
             if ours != theirs {

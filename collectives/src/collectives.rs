@@ -269,7 +269,7 @@ impl Collectives {
     /// As [`test`](Collectives::test).
     pub fn has_ended(&mut self, request: Request) -> Result<bool, Error> {
         let pending = self.requests.get(request.0).ok_or(Error::InvalidHandle { what: "request" })?;
-        let Some(group) = self.groups.get(pending.communicator) else {
+        let Some(group) = self.groups.get_mut(pending.communicator) else {
             self.requests.remove(request.0);
             return Err(UNKNOWN);
         };
@@ -305,7 +305,7 @@ impl Collectives {
         }
     }
 
-    /// One turn at the time `now`: of the context, and of all operations. Returns whether anything has moved.
+    /// One turn at the time [`now`](Collectives::now), or that of a clock of the program's own: of the context, and of all operations. Returns whether anything has moved.
     ///
     /// # Errors
     /// [`Error::Verbs`] when the port is gone. What becomes of operations their requests tell.
@@ -419,8 +419,8 @@ impl Collectives {
         Ok(())
     }
 
-    /// The time by which it works.
-    pub(crate) fn now(&mut self) -> Nanos {
+    /// The time by which it works: that of a monotonic clock, for [`poll`](Collectives::poll).
+    pub fn now(&mut self) -> Nanos {
         self.poller.now().max(self.context.now())
     }
 

@@ -102,8 +102,8 @@ struct HelloBody {
 
 const MAGIC: [u8; 4] = *b"frcl";
 const VERSION: u8 = 1;
-/// All of a frame fits into the smallest path MTU.
-pub(crate) const BODY: usize = 160;
+/// All of a frame fits into the smallest path MTU, which is 256 bytes.
+pub(crate) const BODY: usize = 224;
 const HELLO: u8 = 1;
 const PING: u8 = 2;
 const PONG: u8 = 3;

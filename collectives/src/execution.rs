@@ -9,7 +9,7 @@ use crate::channel::message::{Call, Grant, Purpose};
 use crate::channel::{Channel, Waiting};
 use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
-use crate::operation::Reduction;
+use crate::operation::{Kind, Reduction};
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
 
 /// An operation that has begun and has not ended.
@@ -202,6 +202,11 @@ impl Execution {
                     && lane.steps.iter().any(|step| !self.done[*step as usize])
             })
         })
+    }
+
+    /// Whether it has elements in this region.
+    pub(crate) fn is_about(&self, mr: Mr) -> bool {
+        [self.places.input, self.places.output].into_iter().flatten().any(|(of, _)| of == mr)
     }
 
     /// Whether a device is about a step, which tells nobody when it is done.
@@ -467,6 +472,12 @@ impl Execution {
         };
         if arrival.call != self.call {
             let (ours, theirs) = (self.call.to_string(), arrival.call.to_string());
+            return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
+        }
+        if arrival.bytes as usize != self.bytes(len) && self.call.kind == Kind::AllToAll {
+            // Each rank knows its own counts alone.
+            let ours = format!("{}, with {} bytes from rank {peer}", self.call, self.bytes(len));
+            let theirs = format!("{}, with {} bytes for this rank", arrival.call, arrival.bytes);
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
         }
         if arrival.bytes as usize != self.bytes(len) || arrival.from.is_none() != lands {

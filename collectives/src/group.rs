@@ -98,6 +98,8 @@ pub(crate) struct Group {
     in_use: Vec<(u64, Mr, usize)>,
     schedules: Vec<Schedule>,
     failed: Option<Cause>,
+    /// The program knows that.
+    has_said_failure: bool,
     /// The ranks agree on who is gone.
     shrink: Option<Shrink>,
     /// They begin to, without these.
@@ -171,6 +173,7 @@ impl Group {
             in_use: Vec::new(),
             schedules: Vec::new(),
             failed: None,
+            has_said_failure: false,
             shrink: None,
             shrinking: None,
             children: 0,
@@ -269,9 +272,8 @@ impl Group {
             }
         }
         let in_place = operation.in_place(rank, lengths)?;
-        if let Some(cause) = &self.failed {
-            let operation = operation.kind.to_string();
-            return Err(Error::Failed { rank: self.rank, operation, cause: cause.clone() });
+        if let Some(error) = self.say_failure(operation.kind.to_string()) {
+            return Err(error);
         }
         let demand = self.demand(operation, lengths);
         // An option that can't be followed is not passed over, but for operations that have no such algorithm.
@@ -403,16 +405,19 @@ impl Group {
     }
 
     /// How an operation is.
-    pub(crate) fn outcome(&self, id: u64) -> Outcome {
+    pub(crate) fn outcome(&mut self, id: u64) -> Outcome {
         let execution = id.checked_sub(self.first).and_then(|index| self.executions.get(index as usize));
-        match (execution, &self.failed) {
-            (Some(Some(execution)), Some(cause)) => {
-                let operation = execution.call.to_string();
-                Outcome::Failed(Error::Failed { rank: self.rank, operation, cause: cause.clone() })
-            }
-            (Some(Some(_)), None) => Outcome::UnderWay,
-            _ => Outcome::Done,
+        let Some(Some(execution)) = execution else { return Outcome::Done };
+        if self.failed.is_none() {
+            return Outcome::UnderWay;
         }
+        let operation = execution.call.to_string();
+        self.say_failure(operation).map_or(Outcome::UnderWay, Outcome::Failed)
+    }
+
+    /// Whether an operation that is under way has elements in this region.
+    pub(crate) fn is_about(&self, mr: Mr) -> bool {
+        self.failed.is_none() && self.executions.iter().flatten().any(|execution| execution.is_about(mr))
     }
 
     /// Takes what has completed, and goes on with operations. Returns whether anything has moved.

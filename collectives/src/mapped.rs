@@ -205,12 +205,6 @@ impl Mapped {
         self.queue.is_empty()
     }
 
-    /// Whether an operation has its elements in this region.
-    pub(crate) fn is_about(&self, mr: Mr) -> bool {
-        let mut places = self.queue.iter().flat_map(|work| [work.job.places.input, work.job.places.output]);
-        places.any(|place| place.is_some_and(|(of, _)| of == mr))
-    }
-
     /// A rank that the oldest operation waits for.
     pub(crate) fn waits_for(&self) -> Option<u32> {
         let work = self.queue.front()?;
@@ -441,14 +435,20 @@ impl Desk {
             if shown.nonce == 0 || bytes == 0 {
                 continue;
             }
-            let spot = rank.spot(which, shown, bytes, bench).map_err(|problem| {
-                Trouble::Cause(match problem {
-                    Unreachable::Nonsense(problem) => Cause::Protocol { peer, problem },
-                    Unreachable::Here(problem) => Cause::Local { problem: format!("rank {peer}: {problem}") },
-                })
-            })?;
-            let places = if which == 0 { &mut self.inputs } else { &mut self.outputs };
-            places[number] = Some(spot);
+            let cause = match rank.spot(which, shown, bytes, bench) {
+                Ok(spot) => {
+                    let places = if which == 0 { &mut self.inputs } else { &mut self.outputs };
+                    places[number] = Some(spot);
+                    continue;
+                }
+                // That is noticed as with ranks that show nothing.
+                Err(Unreachable::Gone) => return Ok(false),
+                Err(Unreachable::Nonsense(problem)) => Cause::Protocol { peer, problem },
+                Err(Unreachable::Here(problem)) => {
+                    Cause::Local { problem: format!("rank {peer}: {problem}") }
+                }
+            };
+            return Err(Trouble::Cause(cause));
         }
         Ok(true)
     }

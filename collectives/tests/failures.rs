@@ -221,6 +221,59 @@ fn a_rank_that_goes_without_leave_is_named() {
     assert_eq!(cause(&outcomes[0]).and_then(Cause::lost), Some(1), "{outcomes:?}");
 }
 
+/// Who has asked nothing since is told at the end.
+#[test]
+fn a_failure_that_nobody_was_told_of_is_told_at_the_end() {
+    for how in [SharedMemory::Off, SharedMemory::Required] {
+        run(2, impatient().shared_memory(how), None, LIMIT, |mut ranks, all| {
+            let buffer = ranks.allocate(8).unwrap();
+            if all.rank() == 0 {
+                let error = sum(&mut ranks, all, buffer, 1, DataType::I32).unwrap_err();
+                assert!(matches!(error, Error::Failed { cause: Cause::Lost { peer: 1, .. }, .. }), "{error}");
+                // It was told.
+                ranks.finish().unwrap();
+            } else {
+                thread::sleep(options().retry_budget() * 3);
+                let error = ranks.finish().map(drop).unwrap_err();
+                assert!(matches!(error, Error::Failed { rank: 1, .. }), "{error}");
+            }
+        });
+    }
+}
+
+/// One call too many: the other ranks have left, or have split.
+#[test]
+fn a_call_that_the_others_have_passed_over_is_told_in_time() {
+    for (how, splits) in [(SharedMemory::Off, false), (SharedMemory::Required, false), (SharedMemory::Required, true)] {
+        run(2, options().shared_memory(how), None, LIMIT, move |mut ranks, all| {
+            let buffer = ranks.allocate(8).unwrap();
+            sum(&mut ranks, all, buffer, 1, DataType::I32).unwrap();
+            let error = match (all.rank(), splits) {
+                (1, _) => sum(&mut ranks, all, buffer, 1, DataType::I32).unwrap_err(),
+                (_, true) => ranks.split(all, Some(0), 0).unwrap_err(),
+                (_, false) => ranks.finish().map(drop).unwrap_err(),
+            };
+            let Error::Failed { cause, .. } = &error else { panic!("{error}") };
+            assert!(matches!(cause, Cause::Mismatch { .. } | Cause::Aborted { .. }), "{error}");
+            let told = error.to_string();
+            assert!(told.contains("all_reduce of 1 i32 (sum)") && told.contains("communicator's own"), "{told}");
+        });
+    }
+}
+
+/// Ranks that have other counts for each other are told which.
+#[test]
+fn blocks_that_do_not_fit_are_told_apart() {
+    run(2, options().shared_memory(SharedMemory::Off), None, LIMIT, |mut ranks, all| {
+        let (from, to) = (ranks.allocate(64).unwrap(), ranks.allocate(64).unwrap());
+        let (sent, received) = if all.rank() == 0 { ([1, 5], [1, 2]) } else { ([2, 1], [4, 1]) };
+        let all_to_all = Operation::all_to_all_v(from, to, &sent, &received, DataType::F32);
+        let error = ranks.run(all, &all_to_all).and_then(|()| ranks.run(all, &Operation::barrier())).unwrap_err();
+        let told = error.to_string();
+        assert!(told.contains("20 bytes for this rank") && told.contains("16 bytes from rank 0"), "{told}");
+    });
+}
+
 #[test]
 fn a_device_that_fails_ends_the_call_on_every_rank() {
     let gpu = |rank: u32| -> Option<Arc<dyn Gpu>> {

@@ -119,6 +119,10 @@ impl Environment<'_> {
     fn meeting(&self, launcher: Launcher, size: u32) -> Result<Meeting, Error> {
         let (variable, host) = self.host(launcher, size)?;
         let (port, nonce) = match PORT.into_iter().find(|name| self.has(name)) {
+            Some(name) if name == PORT[1] && self.has_agent_store(launcher) => {
+                let job = self.job_of_torchrun(&host, self.port(name)?);
+                (job.port(), job.nonce())
+            }
             Some(name) => (self.port(name)?, 0),
             None if launcher == Launcher::Kubernetes => (KUBERNETES_PORT, 0),
             None => {
@@ -186,6 +190,18 @@ impl Environment<'_> {
             Some(node) => Ok((name, node)),
             None => Err(odd(name, &list, "nodes of Slurm, as node[01-04,7],login")),
         }
+    }
+
+    /// Whether torchrun's agent listens at `MASTER_PORT` itself.
+    fn has_agent_store(&self, launcher: Launcher) -> bool {
+        launcher == Launcher::Torchrun && self.get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True")
+    }
+
+    /// Those of an attempt that torchrun has started again meet each other alone.
+    fn job_of_torchrun(&self, host: &str, port: u16) -> Job {
+        let [run, restarts] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+            .map(|name| self.get(name).unwrap_or_default());
+        Job(format!("{host} {port} {run} {restarts}"))
     }
 
     /// From what the port is derived.

@@ -154,6 +154,9 @@ impl fmt::Display for Call {
         match count {
             _ if *kind == Kind::Barrier => {}
             Count::Each(count) => write!(f, " of {count} {data_type}")?,
+            Count::Differ(_) if *kind == Kind::AllToAll => {
+                write!(f, " of {data_type} in blocks of their own lengths")?;
+            }
             Count::Differ(hash) => write!(f, " of {data_type} in blocks with the hash {hash:016x}")?,
         }
         if *reduction != 0 {

@@ -121,6 +121,8 @@ impl Collectives {
             chunk_bytes: U32::new(options.chunk_bytes),
             eager_bytes: U32::new(options.eager_bytes),
             algorithm: U32::new(options.algorithm.map_or(0, |algorithm| algorithm as u32)),
+            shared_memory: U32::new(options.shared_memory as u32),
+            has_model: U32::new(options.model.is_some().into()),
             byte_order: Card::BYTE_ORDER,
             path_mtu: U32::new(path_mtu.bytes()),
             device: U32::new(self.computer.device().is_some().into()),
@@ -191,7 +193,7 @@ impl Collectives {
     }
 
     /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
-    /// an operation needs it.
+    /// an operation needs it. Whether all ranks can share memory nobody asks then: they do with [`SharedMemory::Required`] alone.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no or too many cards, a rank outside, a card that is not of this process, and for options that

@@ -12,6 +12,7 @@ impl Collectives {
         let (process, groups) = self.process(now);
         let group = groups.get_mut(communicator.handle).ok_or(UNKNOWN)?;
         group.fail(&process, Cause::Local { problem: format!("aborted: {reason}") });
+        let _ = group.say_failure(String::new());
         self.tell_failures()
     }
 
@@ -38,9 +39,8 @@ impl Collectives {
             return Err(Error::invalid("ranks of a subset", "none", "at least one"));
         }
         let group = self.group_mut(communicator)?;
-        if let Some(cause) = group.failure() {
-            let (rank, operation) = (communicator.rank, "subset".to_owned());
-            return Err(Error::Failed { rank, operation, cause: cause.clone() });
+        if let Some(error) = group.say_failure("subset".to_owned()) {
+            return Err(error);
         }
         let origin = group.next_child();
         self.child(communicator, origin, ranks)
@@ -117,7 +117,7 @@ impl Collectives {
     /// Two halves of a network that do not hear each other go on as two communicators.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1280 ranks;
+    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks;
     /// [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
         self.start_shrink(communicator)?;
@@ -133,7 +133,7 @@ impl Collectives {
     /// [`shrunk`](Collectives::shrunk) has the communicator.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 1280 ranks; [`Error::InvalidHandle`].
+    /// [`Error::Invalid`] for more than 1792 ranks; [`Error::InvalidHandle`].
     pub fn start_shrink(&mut self, communicator: Communicator) -> Result<(), Error> {
         self.group_mut(communicator)?.begin_to_shrink()
     }
@@ -174,7 +174,8 @@ impl Collectives {
     /// it has. A communicator that has failed is left at once.
     ///
     /// # Errors
-    /// [`Error::Failed`] if a rank has gone without it; everything is freed then too. [`Error::InvalidHandle`].
+    /// [`Error::Failed`] if a rank has gone without it, or the communicator has failed and nobody was told so far; everything is
+    /// freed then too. [`Error::InvalidHandle`].
     pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
         self.group(communicator)?;
         let left = self.say_farewell(&[communicator]);
@@ -214,6 +215,7 @@ impl Collectives {
         for communicator in communicators.iter().copied().filter(|communicator| communicator.size > 1) {
             let Ok(group) = self.group_mut(communicator) else { continue };
             if group.failure().is_some() {
+                first = first.and(group.last_word().map_or(Ok(()), Err));
                 continue;
             }
             group.begin_to_leave();

@@ -8,6 +8,18 @@ impl Group {
         self.failed.as_ref()
     }
 
+    /// What the program is told of it, that asked for something.
+    pub(crate) fn say_failure(&mut self, operation: String) -> Option<Error> {
+        let cause = self.failed.clone()?;
+        self.has_said_failure = true;
+        Some(Error::Failed { rank: self.rank, operation, cause })
+    }
+
+    /// What the program has not been told of it so far.
+    pub(crate) fn last_word(&mut self) -> Option<Error> {
+        if self.has_said_failure { None } else { self.say_failure("leaving".to_owned()) }
+    }
+
     pub(super) fn tell_failure(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         let Some(cause) = &self.failed else { return Ok(()) };
         let (origin, reason) = match cause {
@@ -124,6 +136,13 @@ impl Group {
         peers.sort_unstable();
         peers.dedup();
         let call = execution.call;
+        if !execution.has_steps()
+            && let Some((peer, theirs)) = peers.iter().find_map(|peer| Some((*peer, self.went_on(*peer, call)?)))
+        {
+            let ours = call.to_string();
+            self.fail(process, Cause::Mismatch { peer, ours, theirs: theirs.to_string() });
+            return Ok(());
+        }
         // An operation may wait for its turn as long as others go on.
         let newest = self.executions.iter().flatten().filter_map(|execution| execution.moved).max();
         if newest.is_some_and(|moved| now.since(moved) >= self.options.stall_timeout) {
@@ -154,6 +173,15 @@ impl Group {
             }
         }
         Ok(())
+    }
+
+    /// What a peer has called in place of an operation on mapped memory that this rank waits for it with, as far as packets tell.
+    fn went_on(&self, peer: u32, call: Call) -> Option<Call> {
+        let peer = &self.peers[peer as usize];
+        let has_not_called = peer.calls.is_some_and(|calls| calls <= call.number) && call.number & Call::OWN == 0;
+        let theirs = peer.channel.as_ref()?.arrival()?.call;
+        let is_begun = self.executions.iter().flatten().any(|execution| execution.call.number == theirs.number);
+        (has_not_called && !is_begun && theirs.number & Call::OF_TWO == 0).then_some(theirs)
     }
 
     /// Which ranks an operation waits for, and what they have called.

@@ -16,6 +16,7 @@ impl Group {
         }
         if self.shrink.is_none() && self.shrinking.is_none() {
             self.failed.get_or_insert_with(|| Cause::Local { problem: "it has been shrunk".to_owned() });
+            self.has_said_failure = true;
             self.telling = None;
             self.shrinking = Some(gone);
         }

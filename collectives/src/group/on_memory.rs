@@ -44,10 +44,6 @@ impl Group {
         self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| !mapped.is_idle())
     }
 
-    /// Whether one of them has its elements in this region.
-    pub(crate) fn is_about(&self, mr: Mr) -> bool {
-        self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| mapped.is_about(mr))
-    }
 
     /// Goes on with operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {

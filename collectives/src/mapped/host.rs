@@ -1,6 +1,7 @@
 //! What this process shares with the others of its host, and what it has mapped of theirs.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use ferroce::driver::segment::{Segment, SegmentError, Ticket};
@@ -35,6 +36,8 @@ pub(super) enum Unreachable {
     Nonsense(String),
     /// This process can't map or register any more.
     Here(String),
+    /// Its process has ended.
+    Gone,
 }
 
 impl Host {
@@ -166,7 +169,11 @@ impl Host {
             None => {
                 let here = |error: &dyn std::fmt::Display| Unreachable::Here(format!("mapping its memory: {error}"));
                 let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
-                let segment = Segment::open(&ticket).map_err(|error| here(&error))?;
+                let segment = match Segment::open(&ticket) {
+                    Ok(segment) => segment,
+                    Err(_) if !Path::new(&format!("/proc/{}", of.pid)).exists() => return Err(Unreachable::Gone),
+                    Err(error) => return Err(here(&error)),
+                };
                 let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)
                     .map_err(|error| here(&error))?;
                 neighbour.segments.insert(shown.nonce, (mr, shown.length));

@@ -24,6 +24,8 @@ fn card(rank: u32) -> Card {
         chunk_bytes: U32::new(4096),
         eager_bytes: U32::new(1024),
         algorithm: U32::new(0),
+        shared_memory: U32::new(0),
+        has_model: U32::new(0),
         byte_order: Card::BYTE_ORDER,
         path_mtu: U32::new(1024),
         device: U32::new(0),

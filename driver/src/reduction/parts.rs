@@ -107,14 +107,15 @@ impl Computation {
             let place = find(store, *memory)?.place(*offset, *len);
             places.push(place.map_err(|error| refused(*memory, error))?);
         }
-        let (to, from) = places.split_at(targets.len());
+        let (target_places, source_places) = places.split_at(targets.len());
+        // They are filled where they are: to move them takes longer than to compute with a few elements.
+        let mut to = ArrayVec::<SpanMut<'_>, MAX_SPANS>::new();
         // SAFETY: the bytes are valid as long as their places. Nobody of this process has a reference to them: the memories
         // were borrowed uniquely from the store, which still is, and the store gives out no other borrow meanwhile.
-        let to: ArrayVec<SpanMut<'_>, MAX_SPANS> =
-            to.iter().map(|place| unsafe { SpanMut::new(place.base, place.len) }).collect();
+        to.extend(target_places.iter().map(|place| unsafe { SpanMut::new(place.base, place.len) }));
+        let mut from = ArrayVec::<Span<'_>, MAX_SPANS>::new();
         // SAFETY: as above.
-        let from: ArrayVec<Span<'_>, MAX_SPANS> =
-            from.iter().map(|place| unsafe { Span::new(place.base, place.len) }).collect();
+        from.extend(source_places.iter().map(|place| unsafe { Span::new(place.base, place.len) }));
         match self {
             Computation::Reduce(reduction) => reduction.apply(&to, &from),
             Computation::Scale { data_type, factor } => scale(data_type, to[0], from[0], factor),

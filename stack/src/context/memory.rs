@@ -293,12 +293,12 @@ impl Context {
     }
 
     fn compute(&mut self, computation: Computation, targets: &[Sge], sources: &[Sge]) -> Result<(), Error> {
-        dispatch!(&mut self.backend, compute(computation, &parts(targets), &parts(sources)))
+        // Filled where they are: to move them takes longer than to compute with a few elements.
+        let mut to = ArrayVec::<Part<Mr>, MAX_SPANS>::new();
+        let mut from = ArrayVec::<Part<Mr>, MAX_SPANS>::new();
+        let part = |sge: &Sge| Part { memory: sge.mr, offset: sge.offset, len: sge.length as usize };
+        to.extend(targets.iter().map(part));
+        from.extend(sources.iter().map(part));
+        dispatch!(&mut self.backend, compute(computation, &to, &from))
     }
-}
-
-/// Bytes of regions.
-fn parts(sges: &[Sge]) -> ArrayVec<Part<Mr>, MAX_SPANS> {
-    let part = |sge: &Sge| Part { memory: sge.mr, offset: sge.offset, len: sge.length as usize };
-    sges.iter().map(part).collect()
 }

@@ -66,6 +66,27 @@ fn what_torchrun_sets_is_read() {
     assert_eq!(own.master(), "192.0.2.7:7".parse().unwrap());
 }
 
+/// The store of torchrun's agent has the port.
+#[test]
+fn the_port_of_torchruns_own_store_is_left_alone() {
+    let port = |store, restarts| {
+        let elastic = [
+            ("TORCHELASTIC_USE_AGENT_STORE", store),
+            ("TORCHELASTIC_RUN_ID", "none"),
+            ("TORCHELASTIC_RESTART_COUNT", restarts),
+        ];
+        let bootstrap = from(&[&TORCHRUN[..], &elastic].concat()).unwrap();
+        (bootstrap.master().port(), bootstrap.nonce)
+    };
+    assert_eq!(port("False", "0"), (29500, 0));
+    let [first, second] = ["0", "1"].map(|restarts| port("True", restarts));
+    assert!((20_000..30_000).contains(&first.0) && first.0 != 29500 && first.1 != 0, "{first:?}");
+    assert_ne!(first, second);
+    assert_eq!(port("True", "0"), first);
+    let own = [("TORCHELASTIC_USE_AGENT_STORE", "True"), ("FERROCE_MASTER_PORT", "7")];
+    assert_eq!(from(&[&TORCHRUN[..], &own].concat()).unwrap().master().port(), 7);
+}
+
 #[test]
 fn a_name_is_listened_for_everywhere() {
     let mut pairs = TORCHRUN;
