@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn a_long_reason_is_cut_between_characters() {
-        let reason = "ü".repeat(100);
+        let reason = "ü".repeat(BODY);
         let message = Message::Abort { origin: 0, lost: None, reason };
         let frame = Envelope { communicator: 1, from: 0, message }.frame();
         let Some(Envelope { message: Message::Abort { reason, .. }, .. }) = Envelope::parse(&frame) else {

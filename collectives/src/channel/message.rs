@@ -154,9 +154,8 @@ impl fmt::Display for Call {
         match count {
             _ if *kind == Kind::Barrier => {}
             Count::Each(count) => write!(f, " of {count} {data_type}")?,
-            Count::Differ(_) if *kind == Kind::AllToAll => {
-                write!(f, " of {data_type} in blocks of their own lengths")?;
-            }
+            // Each rank knows its own counts alone.
+            Count::Differ(_) if *kind == Kind::AllToAll => write!(f, "_v of {data_type}")?,
             Count::Differ(hash) => write!(f, " of {data_type} in blocks with the hash {hash:016x}")?,
         }
         if *reduction != 0 {
