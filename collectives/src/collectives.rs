@@ -185,7 +185,7 @@ impl Collectives {
         self.wait(request)
     }
 
-    /// Begins an operation. Nothing is sent before the next [`poll`](Collectives::poll).
+    /// Begins an operation. Nothing is sent before the next [`poll`](Collectives::poll); ranks that share memory see it at once.
     ///
     /// # Errors
     /// [`Error::Invalid`] for counts, roots and buffers that do not fit; [`Error::Failed`] of a communicator that has failed;
@@ -198,8 +198,7 @@ impl Collectives {
     /// where each waits for the other.
     ///
     /// # Errors
-    /// As [`start`](Collectives::start), of the first operation that is refused; those before it have begun, and the communicator
-    /// is of no use any more if there are any.
+    /// As [`start`](Collectives::start), of the first operation that is refused; none has begun then.
     pub fn start_all(
         &mut self,
         communicator: Communicator,
@@ -219,6 +218,13 @@ impl Collectives {
         // Nothing happens before the next poll, which tells the time.
         let now = self.context.now();
         let mut first = None;
+        if operations.len() > 1 {
+            // None begins if one is refused.
+            for operation in operations {
+                let buffers = [self.length(operation.input)?, self.length(operation.output)?];
+                let _ = self.group_mut(communicator)?.check(operation, buffers, forced)?;
+            }
+        }
         for operation in operations {
             let buffers = [self.length(operation.input)?, self.length(operation.output)?];
             let (mut process, groups) = self.process(now);
@@ -273,6 +279,10 @@ impl Collectives {
             self.requests.remove(request.0);
             return Err(UNKNOWN);
         };
+        if group.has_ended_before(pending.first + pending.count) {
+            self.requests.remove(request.0);
+            return Ok(true);
+        }
         for id in pending.first..pending.first + pending.count {
             match group.outcome(id) {
                 Outcome::UnderWay => return Ok(false),

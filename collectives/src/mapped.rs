@@ -179,21 +179,24 @@ impl Mapped {
         ranks.iter().map(|rank| self.desk.ranks[*rank as usize].ticket).collect()
     }
 
-    pub(crate) fn start(&mut self, job: Job) {
+    /// Begins an operation, and goes on with it as far as it goes at once if none is under way. Whether it has ended.
+    pub(crate) fn start(&mut self, job: Job, bench: &mut Bench<'_>) -> Result<bool, Trouble> {
         self.number += 1;
         let header = Header::new(&job.call, Purpose::Call, 0);
         let is_inline = job.is_inline(self.desk.ranks.len());
         let (number, phase) = (self.number, Phase::Begin);
-        self.queue.push_back(Work {
-            job,
-            number,
-            phase,
-            header,
-            is_inline,
-            moved_output: None,
-            seen: 0,
-            done: 0,
-        });
+        let mut work =
+            Work { job, number, phase, header, is_inline, moved_output: None, seen: 0, done: 0 };
+        // What is long is for those who wait for it.
+        while self.queue.is_empty() && work.phase != Phase::End {
+            match self.desk.step(&mut work, bench)? {
+                Step::Ended => return Ok(true),
+                Step::Moved if work.is_inline || work.phase == Phase::Gather => {}
+                Step::Moved | Step::Waits => break,
+            }
+        }
+        self.queue.push_back(work);
+        Ok(false)
     }
 
     /// Whether an operation goes on without anything from outside, or only with what others show.

@@ -7,27 +7,52 @@ use super::*;
 const LOOKS: u32 = 64;
 
 impl Group {
-    /// Begins an operation on memory that all ranks have mapped.
+    /// Begins an operation on memory that all ranks have mapped. It may have ended then.
     pub(super) fn start_mapped(
         &mut self,
+        process: &mut Process<'_>,
         operation: &Operation,
         lengths: (usize, usize),
         is_own: bool,
-    ) -> u64 {
+    ) -> Result<u64, Error> {
         let id = self.first + self.executions.len() as u64;
         let call = self.call(operation, Algorithm::Mapped, is_own);
         let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
         let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
         let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
-        self.executions.push_back(Some(Execution::elsewhere(id, call, places, what)));
         let counts = operation.sent.as_ref().or(operation.received.as_ref());
         let ends = counts.map(|counts| ends(counts));
         let (root, count) = (operation.root as usize, operation.count);
-        if let Ok(mapped) = &mut self.mapped {
-            mapped.start(Job { id, call, places, what, root, lengths, count, ends });
+        let job = Job { id, call, places, what, root, lengths, count, ends };
+        let is_first = self.executions.is_empty();
+        let Group { mapped: Ok(mapped), wake, .. } = self else { return Ok(id) };
+        let mut bench = bench(process, wake, 1);
+        let started = mapped.start(job, &mut bench);
+        let has_ended = matches!(started, Ok(true));
+        if has_ended && is_first {
+            // Nobody has to remember it.
+            self.first += 1;
+        } else {
+            let mut execution = Execution::elsewhere(id, call, places, what);
+            execution.moved = Some(process.now);
+            if has_ended {
+                execution.end();
+                self.is_dirty = true;
+            }
+            self.executions.push_back(Some(execution));
+            self.next_look = Nanos::ZERO;
         }
-        self.next_look = Nanos::ZERO;
-        id
+        let moved = started.and_then(|_| self.wake_all(process).map_err(Trouble::from));
+        self.moved(process, moved.map(|()| true));
+        Ok(id)
+    }
+
+    /// Tells the ranks whose processes sleep that something was shown.
+    fn wake_all(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        while let Some(peer) = self.wake.pop() {
+            self.tell(process, peer, Message::Wake)?;
+        }
+        Ok(())
     }
 
     /// Goes on with operations on mapped memory alone. Whether anything has moved.
@@ -44,22 +69,14 @@ impl Group {
         self.failed.is_none() && self.mapped.as_ref().is_ok_and(|mapped| !mapped.is_idle())
     }
 
-
     /// Goes on with operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
         let Group { mapped: Ok(mapped), executions, first, wake, options, .. } = self else { return Ok(false) };
         if mapped.is_idle() {
             return Ok(false);
         }
-        let mut bench = Bench {
-            context: process.context,
-            pd: process.pd,
-            host: process.host,
-            computer: process.computer,
-            wake,
-            budget: BUDGET,
-            looks: if matches!(options.idle, Idle::Spin | Idle::Adaptive { spins: 1.., .. }) { LOOKS } else { 1 },
-        };
+        let spins = matches!(options.idle, Idle::Spin | Idle::Adaptive { spins: 1.., .. });
+        let mut bench = bench(process, wake, if spins { LOOKS } else { 1 });
         let mut has_ended = false;
         let moved = mapped.advance(&mut bench, |id| {
             if let Some(Some(execution)) = executions.get_mut((id - *first) as usize) {
@@ -71,9 +88,7 @@ impl Group {
             let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
             elsewhere.for_each(|execution| execution.moved = Some(process.now));
         }
-        while let Some(peer) = self.wake.pop() {
-            self.tell(process, peer, Message::Wake)?;
-        }
+        self.wake_all(process)?;
         if has_ended {
             self.retire(process.context)?;
         }
@@ -98,11 +113,17 @@ impl Group {
                 info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id)
             }
         }
-        self.mapped = mapped;
+        (self.mapped, self.checked) = (mapped, None);
     }
 
     /// The boards of some ranks, if this communicator's ranks share memory.
     pub(crate) fn mapped_boards(&self, ranks: &[u32]) -> Result<Vec<Ticket>, &'static str> {
         self.mapped.as_ref().map(|mapped| mapped.boards(ranks)).map_err(|problem| *problem)
     }
+}
+
+/// What operations on mapped memory need of the process.
+fn bench<'a>(process: &'a mut Process<'_>, wake: &'a mut Vec<u32>, looks: u32) -> Bench<'a> {
+    let Process { context, host, computer, pd, .. } = process;
+    Bench { context, pd: *pd, host, computer, wake, budget: BUDGET, looks }
 }
