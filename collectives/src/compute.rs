@@ -192,21 +192,9 @@ impl Computer {
         target: Sge,
         sources: &[Sge],
     ) -> Result<(), Error> {
-        self.reduce_to(context, reduction, &[target], sources)
-    }
-
-    /// As [`reduce`](Computer::reduce), to several targets, of which one alone may be out of the CPU's reach.
-    pub(crate) fn reduce_to(
-        &mut self,
-        context: &mut Context,
-        reduction: Reduction,
-        targets: &[Sge],
-        sources: &[Sge],
-    ) -> Result<(), Error> {
-        if let Some(done) = by_cpu(context.reduce(reduction, targets, sources)) {
+        if let Some(done) = by_cpu(context.reduce(reduction, &[target], sources)) {
             return done;
         }
-        let target = targets[0];
         self.by_blocks(context, target, sources, |blocks, bytes| {
             let (result, sources) = blocks.split_at_mut(BLOCK);
             let sources: ArrayVec<Span<'_>, MAX_SPANS> =

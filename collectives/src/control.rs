@@ -137,7 +137,9 @@ impl Control {
         let qp = context.create_qp(&config)?;
         let memory = allocate(None, RECEIVES as usize * SLOT)?;
         let memory = register(context, pd, memory, Access::LOCAL_WRITE)?;
-        let qkey = context.random_psn().value();
+        let [high, low] = [(); 2].map(|()| context.random_psn().value());
+        // With the highest bit it would mean the sender's own.
+        let qkey = (high << 8 ^ low) & 0x7fff_ffff;
         context.start_datagrams(qp, qkey)?;
         let qpn = context.query_qp(qp)?.qpn;
         let addresses = HashMap::new();

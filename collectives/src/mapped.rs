@@ -1,12 +1,12 @@
 //! Operations of ranks of one host on memory that all of them have mapped: without packets, each element read and written once.
 //!
 //! Each rank shows that it has begun and where its elements are, waits until all have, does its part, shows that it has ended
-//! and waits until all have. Reductions are of a block of the elements by each rank, in the order of the ranks, stored in the
-//! outputs of all. Elements that are few are shown with the operation: nobody waits for the end then. A rank whose memory the others
-//! can't map copies it to memory that they can.
+//! and waits until all have. Elements that are few are shown with the operation: nobody waits for the end then. A rank whose memory
+//! the others can't map copies it to memory that they can.
 //!
-//! A communicator that fails at a rank says so on the board. The others write nothing to memory of its ranks from then on, but for
-//! the piece that they are at, and take nothing that they have read for elements.
+//! Reductions of more are of a block of the elements by each rank, in the order of the ranks, that the others copy once all have
+//! reduced. So a rank writes to memory of its own alone: one that others hold for gone and that goes on later harms nobody. What
+//! was read is taken for elements only if no rank had failed or left before that.
 
 mod board;
 mod host;
@@ -47,13 +47,12 @@ struct Desk {
     /// This rank's on its board.
     slot: Slot,
     communicator: u64,
-    /// Of the operation under way, where the elements of each rank are.
+    /// Of the operation under way, where the elements of each rank are, and the block that it reduces.
     inputs: Vec<Option<Spot>>,
-    outputs: Vec<Option<Spot>>,
-    /// What goes into a reduction, and where to.
+    blocks: Vec<Option<Spot>>,
+    /// What goes into a reduction.
     sources: Vec<Sge>,
-    targets: Vec<Sge>,
-    /// Memory for what others can't map, of this rank's input and output.
+    /// Memory for what others can't map, of this rank's input and block.
     rooms: [Option<(Mr, usize)>; 2],
 }
 
@@ -103,8 +102,6 @@ struct Work {
     header: Header,
     /// The elements are shown with the operation: the same at all ranks.
     is_inline: bool,
-    /// The output in memory that others can map, if it is not there.
-    moved_output: Option<Spot>,
     /// Ranks that were seen, or whose elements are copied; elements that are done, of that rank if they are copied.
     seen: usize,
     done: usize,
@@ -113,8 +110,15 @@ struct Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Begin,
+    /// The others begin.
     Gather,
+    /// Elements are reduced or copied.
     Compute,
+    /// The others reduce their blocks.
+    Meet,
+    /// Blocks are copied.
+    Spread,
+    /// The others end.
     End,
 }
 
@@ -149,9 +153,8 @@ impl Mapped {
             slot,
             communicator,
             inputs: vec![None; size],
-            outputs: vec![None; size],
+            blocks: vec![None; size],
             sources: Vec::new(),
-            targets: Vec::new(),
             rooms: [None; 2],
         };
         Some(Mapped { number: 0, queue: VecDeque::new(), desk })
@@ -186,9 +189,9 @@ impl Mapped {
         let is_inline = job.is_inline(self.desk.ranks.len());
         let (number, phase) = (self.number, Phase::Begin);
         let mut work =
-            Work { job, number, phase, header, is_inline, moved_output: None, seen: 0, done: 0 };
+            Work { job, number, phase, header, is_inline, seen: 0, done: 0 };
         // What is long is for those who wait for it.
-        while self.queue.is_empty() && work.phase != Phase::End {
+        while self.queue.is_empty() {
             match self.desk.step(&mut work, bench)? {
                 Step::Ended => return Ok(true),
                 Step::Moved if work.is_inline || work.phase == Phase::Gather => {}
@@ -201,7 +204,9 @@ impl Mapped {
 
     /// Whether an operation goes on without anything from outside, or only with what others show.
     pub(crate) fn is_working(&self) -> bool {
-        self.queue.front().is_some_and(|work| work.phase == Phase::Compute || work.phase == Phase::Begin)
+        self.queue
+            .front()
+            .is_some_and(|work| matches!(work.phase, Phase::Begin | Phase::Compute | Phase::Spread))
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -271,10 +276,6 @@ impl Desk {
                 Ok(if work.seen > before { Step::Moved } else { Step::Waits })
             }
             Phase::Compute => {
-                // Nothing is written to memory of ranks that may use it for something else.
-                if !work.is_inline && !self.is_intact(work) {
-                    return Ok(Step::Waits);
-                }
                 if !self.compute(work, bench)? {
                     return Ok(Step::Moved);
                 }
@@ -284,30 +285,60 @@ impl Desk {
                 if work.is_inline {
                     return Ok(Step::Ended);
                 }
-                (work.phase, work.seen) = (Phase::End, 0);
-                self.ranks[self.rank].board.end(self.slot, work.number);
-                self.wake(bench);
+                if work.job.has_blocks() {
+                    self.ranks[self.rank].board.reduce(self.slot, work.number);
+                    (work.phase, work.seen) = (Phase::Meet, 0);
+                    self.wake(bench);
+                    return Ok(Step::Moved);
+                }
+                self.end(work, bench);
                 Ok(Step::Moved)
             }
-            Phase::End => {
-                for _ in 0..bench.looks.max(1) {
-                    while let Some(rank) = self.ranks.get(work.seen)
-                        && rank.slot.is_some_and(|slot| rank.board.has_ended(slot, work.number))
-                    {
-                        work.seen += 1;
-                    }
-                    if work.seen == self.ranks.len() {
-                        if let (Some(from), Some(to)) = (work.moved_output, work.job.places.output) {
-                            let bytes = work.job.bytes(work.job.lengths.1);
-                            bench.computer.copy_all(bench.context, to, from, bytes)?;
-                        }
-                        return Ok(Step::Ended);
-                    }
-                    std::hint::spin_loop();
+            Phase::Meet => {
+                if !self.all(work, bench.looks, Board::has_reduced) {
+                    return Ok(Step::Waits);
                 }
-                Ok(Step::Waits)
+                (work.phase, work.seen, work.done) = (Phase::Spread, 0, 0);
+                Ok(Step::Moved)
             }
+            Phase::Spread => {
+                if !self.copy(work, bench)? {
+                    return Ok(Step::Moved);
+                }
+                if !self.is_intact(work) {
+                    return Ok(Step::Waits);
+                }
+                self.end(work, bench);
+                Ok(Step::Moved)
+            }
+            Phase::End => match self.all(work, bench.looks, Board::has_ended) {
+                true => Ok(Step::Ended),
+                false => Ok(Step::Waits),
+            },
         }
+    }
+
+    /// This rank needs nothing of the others any more.
+    fn end(&mut self, work: &mut Work, bench: &mut Bench<'_>) {
+        (work.phase, work.seen) = (Phase::End, 0);
+        self.ranks[self.rank].board.end(self.slot, work.number);
+        self.wake(bench);
+    }
+
+    /// Whether all ranks have come so far.
+    fn all(&self, work: &mut Work, looks: u32, has: fn(&Board, Slot, u64) -> bool) -> bool {
+        for _ in 0..looks.max(1) {
+            while let Some(rank) = self.ranks.get(work.seen)
+                && rank.slot.is_some_and(|slot| has(&rank.board, slot, work.number))
+            {
+                work.seen += 1;
+            }
+            if work.seen == self.ranks.len() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        false
     }
 
     /// Whether what all ranks have shown still holds. Where it does not, a rank has failed or left, and says so by packets.
@@ -319,9 +350,9 @@ impl Desk {
     /// Shows that this rank has begun, and where its elements are.
     fn begin(&mut self, work: &mut Work, bench: &mut Bench<'_>) -> Result<(), Trouble> {
         self.inputs.fill(None);
-        self.outputs.fill(None);
+        self.blocks.fill(None);
         let Job { places, lengths, what, .. } = &work.job;
-        let (places, bytes, output_bytes) = (*places, work.job.bytes(lengths.0), work.job.bytes(lengths.1));
+        let (places, bytes) = (*places, work.job.bytes(lengths.0));
         let factor = match what.reduction {
             Some(Reduction::PreMulSum(factor)) => Some(factor),
             _ => None,
@@ -343,15 +374,17 @@ impl Desk {
                 shown[0] = seen.or_else(|| bench.host.show(spot)).unwrap_or_default();
                 self.inputs[self.rank] = Some(spot);
             }
-            let is_written_by_others = matches!(work.job.call.kind, Kind::AllReduce | Kind::Reduce);
-            if let (Some(to), true) = (places.output, is_written_by_others && output_bytes > 0) {
-                let seen = bench.host.show(to);
-                let spot = if seen.is_some() { to } else { (self.room(1, output_bytes, bench)?, 0) };
-                if seen.is_none() {
-                    work.moved_output = Some(spot);
-                }
+            let block = work.job.block(self.rank, self.ranks.len());
+            if work.job.has_blocks() && !block.is_empty() {
+                let at = work.job.bytes(block.start) as u64;
+                let own = places.output.map(|(mr, offset)| (mr, offset + at));
+                let seen = own.and_then(|own| bench.host.show(own));
+                let spot = match own.filter(|_| seen.is_some()) {
+                    Some(own) => own,
+                    None => (self.room(1, work.job.bytes(block.len()), bench)?, 0),
+                };
                 shown[1] = seen.or_else(|| bench.host.show(spot)).unwrap_or_default();
-                self.outputs[self.rank] = Some(spot);
+                self.blocks[self.rank] = Some(spot);
             }
         }
         let shown = (!work.is_inline).then_some(&shown);
@@ -432,15 +465,17 @@ impl Desk {
             bench.host.give_up(bench.context, rank.ticket.nonce)?;
             (rank.retired, rank.known) = (retired, [None; 2]);
         }
-        let lengths = work.job.lengths_of(number, self.inputs.len());
-        for (which, (shown, length)) in shown.iter().zip([lengths.0, lengths.1]).enumerate() {
+        let size = self.inputs.len();
+        let block = if work.job.has_blocks() { work.job.block(number, size).len() } else { 0 };
+        let lengths = [work.job.input_of(number, size), block];
+        for (which, (shown, length)) in shown.iter().zip(lengths).enumerate() {
             let bytes = work.job.bytes(length) as u64;
             if shown.nonce == 0 || bytes == 0 {
                 continue;
             }
             let cause = match rank.spot(which, shown, bytes, bench) {
                 Ok(spot) => {
-                    let places = if which == 0 { &mut self.inputs } else { &mut self.outputs };
+                    let places = if which == 0 { &mut self.inputs } else { &mut self.blocks };
                     places[number] = Some(spot);
                     continue;
                 }
@@ -470,11 +505,8 @@ impl Desk {
         if is_everything && call.kind == Kind::Reduce && rank != *root {
             return Ok(true);
         }
-        let block = match call.kind {
-            _ if is_everything => 0..*count,
-            Kind::ReduceScatter => work.job.blocks().block(rank),
-            _ => Blocks::Cut { start: 0, len: *count, parts: size }.block(rank),
-        };
+        let block = if is_everything { 0..*count } else { work.job.block(rank, size) };
+        let target = if work.job.has_blocks() && !is_everything { self.blocks[rank] } else { places.output };
         let at = block.start + work.done;
         let length = (block.end - at).min(PIECE / element);
         if length > 0 {
@@ -485,23 +517,12 @@ impl Desk {
             };
             self.sources.clear();
             self.sources.extend(self.inputs.iter().filter_map(|input| sge(*input, at)));
-            self.targets.clear();
-            match call.kind {
-                _ if is_everything => self.targets.extend(sge(places.output, at)),
-                Kind::ReduceScatter => self.targets.extend(sge(places.output, work.done)),
-                Kind::AllReduce => {
-                    self.targets.extend(self.outputs.iter().filter_map(|output| sge(*output, at)));
-                }
-                _ => self.targets.extend(sge(self.outputs[*root], at)),
-            }
-            let targets = if call.kind == Kind::AllReduce && !is_everything { size } else { 1 };
-            if (self.sources.len(), self.targets.len()) != (size, targets) {
-                return Err(no_elements());
-            }
+            let target = sge(target, work.done).filter(|_| self.sources.len() == size);
+            let target = target.ok_or_else(no_elements)?;
             let arithmetic = Arithmetic::new(what.data_type, what.reduction.unwrap_or(Reduction::Sum).op());
             let is_average = what.reduction == Some(Reduction::Average);
             let arithmetic = arithmetic.divide_by(is_average.then_some(size as u32));
-            bench.computer.reduce_to(bench.context, arithmetic, &self.targets, &self.sources)?;
+            bench.computer.reduce(bench.context, arithmetic, target, &self.sources)?;
             work.done += length;
             bench.budget = bench.budget.saturating_sub(length * element * size);
         }
@@ -513,7 +534,11 @@ impl Desk {
         let element = work.job.what.data_type.size();
         let mut copied = false;
         while work.seen < self.ranks.len() {
-            let Some((at, to)) = work.job.taken_of(work.seen, self.rank) else {
+            let taken = match work.phase {
+                Phase::Spread => work.job.reduced_by(work.seen, self.rank, self.ranks.len()),
+                _ => work.job.taken_of(work.seen, self.rank),
+            };
+            let Some((at, to)) = taken else {
                 work.seen += 1;
                 continue;
             };
@@ -529,7 +554,8 @@ impl Desk {
             let spot = |spot: Option<Spot>, at: usize| {
                 spot.map(|(mr, offset)| (mr, offset + (at * element) as u64)).ok_or_else(no_elements)
             };
-            let from = spot(self.inputs[work.seen], at + work.done)?;
+            let from = if work.phase == Phase::Spread { &self.blocks } else { &self.inputs };
+            let from = spot(from[work.seen], at + work.done)?;
             let to = spot(work.job.places.output, to.start + work.done)?;
             if from != to {
                 bench.computer.copy_all(bench.context, to, from, bytes)?;
@@ -606,23 +632,38 @@ impl Job {
         self.bytes(length) <= INLINE
     }
 
-    /// Elements of the input and output of a rank.
-    fn lengths_of(&self, rank: usize, size: usize) -> (usize, usize) {
-        let Job { call, count, root, .. } = self;
-        let blocks = self.blocks();
-        let (block, all) = (blocks.block(rank).len(), blocks.blocks(0..size).len());
-        let if_root = |length: usize| if rank == *root { length } else { 0 };
-        match call.kind {
-            Kind::AllReduce => (*count, *count),
-            Kind::Reduce => (*count, if_root(*count)),
-            Kind::ReduceScatter => (all, block),
-            Kind::AllGather => (block, all),
-            Kind::Gather => (block, if_root(all)),
-            Kind::Broadcast => (if_root(*count), *count),
-            Kind::Scatter => (if_root(all), block),
-            Kind::AllToAll => (count * size, count * size),
-            _ => (0, 0),
+    /// Whether blocks are reduced that others need: all of them, or the root.
+    fn has_blocks(&self) -> bool {
+        matches!(self.call.kind, Kind::AllReduce | Kind::Reduce)
+    }
+
+    /// The elements that a rank reduces.
+    fn block(&self, rank: usize, size: usize) -> Range<usize> {
+        match self.call.kind {
+            Kind::ReduceScatter => self.blocks().block(rank),
+            _ => Blocks::Cut { start: 0, len: self.count, parts: size }.block(rank),
         }
+    }
+
+    /// Elements of a rank's input.
+    fn input_of(&self, rank: usize, size: usize) -> usize {
+        let blocks = self.blocks();
+        let all = || blocks.blocks(0..size).len();
+        match self.call.kind {
+            Kind::AllReduce | Kind::Reduce => self.count,
+            Kind::ReduceScatter => all(),
+            Kind::AllGather | Kind::Gather => blocks.block(rank).len(),
+            Kind::Broadcast if rank == self.root => self.count,
+            Kind::Scatter if rank == self.root => all(),
+            Kind::AllToAll => self.count * size,
+            _ => 0,
+        }
+    }
+
+    /// Of the block that another rank has reduced, what this rank takes: the first element, and where they go in the output.
+    fn reduced_by(&self, from: usize, rank: usize, size: usize) -> Option<(usize, Range<usize>)> {
+        let takes = self.call.kind == Kind::AllReduce || rank == self.root;
+        takes.then(|| (0, self.block(from, size)))
     }
 
     /// Of the elements of another rank, those that this rank takes: the first, and where they go in the output.

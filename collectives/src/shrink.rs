@@ -46,9 +46,6 @@ impl Ranks {
         }
     }
 
-    fn add_all(&mut self, other: &Ranks) {
-        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own |= other);
-    }
 }
 
 impl fmt::Debug for Ranks {
@@ -129,7 +126,9 @@ impl Shrink {
                     return Some(Word::Decision(decision.clone()));
                 }
                 self.votes[from as usize] = true;
-                self.gone.add_all(&gone);
+                // That this rank is gone can be decided by those that go on without it alone.
+                let others = (0..self.size).filter(|rank| *rank != self.rank && gone.has(*rank));
+                others.for_each(|rank| self.gone.add(rank));
                 None
             }
             Word::Decision(gone) => {
@@ -158,12 +157,14 @@ impl Shrink {
             return Vec::new();
         }
         self.next = now + self.again;
+        let silent: Vec<u32> =
+            self.others().filter(|rank| now.since(self.heard[*rank as usize]) >= self.patience).collect();
         if let Some(decision) = self.decision.clone() {
+            // Those that have gone since need not know it.
+            silent.iter().for_each(|rank| self.knows[*rank as usize] = true);
             let missing = self.others().filter(|rank| self.is_telling() && !self.knows[*rank as usize]);
             return missing.map(|rank| (rank, Word::Decision(decision.clone()))).collect();
         }
-        let silent: Vec<u32> =
-            self.others().filter(|rank| now.since(self.heard[*rank as usize]) >= self.patience).collect();
         silent.iter().for_each(|rank| self.gone.add(*rank));
         let vote = Word::Vote(self.gone.clone());
         match self.coordinator() {
@@ -235,6 +236,8 @@ mod tests {
             .map(|shrink| shrink.decision().unwrap_or_else(|| panic!("no decision: {shrink:?}")))
             .collect();
         assert!(decisions.windows(2).all(|pair| pair[0] == pair[1]), "{decisions:?}");
+        // Whoever has gone since is not waited for.
+        assert!(ranks.iter().flatten().all(|shrink| !shrink.is_telling()), "{ranks:?}");
         if let Some(decision) = decisions.first() {
             assert!(dead.iter().all(|rank| decision.has(*rank)), "{decision:?} without {dead:?}");
             let alive =
@@ -258,6 +261,16 @@ mod tests {
             let mut picks = picks.iter().cycle();
             agree(size, &dead, &dying, loss, &mut |of| picks.next().map_or(0, |index| index.index(of.max(1) as usize) as u32));
         }
+    }
+
+    /// A rank whose last word names everybody holds up nobody.
+    #[test]
+    fn a_vote_against_all_is_survived() {
+        let mut shrink = Shrink::new(0, 3, Ranks::none(3), PATIENCE, AGAIN, Nanos::ZERO);
+        assert_eq!(shrink.hear(2, Word::Vote(Ranks::from_bytes(&[7])), Nanos::ZERO), None);
+        let later = Nanos::ZERO + PATIENCE + AGAIN;
+        let _ = shrink.tick(later);
+        assert_eq!(shrink.decision(), Some(&Ranks::from_bytes(&[6])), "{shrink:?}");
     }
 
     #[test]

@@ -133,6 +133,8 @@ impl Group {
                 self.peers[from as usize].knows_abort = true;
                 self.tell(process, from, Message::Aborted)?;
                 if self.failed.is_none() {
+                    let size = self.size();
+                    let lost = lost.filter(|lost| *lost < size && *lost != self.rank);
                     self.fail(process, Cause::Aborted { origin, lost, reason });
                 }
                 Ok(())

@@ -25,9 +25,11 @@ const NONCES: usize = 128;
 const DIRECTORY: usize = NONCES + 8 * NONCES_MAX as usize;
 const HEAD: usize = DIRECTORY + 8 * SLOTS;
 const LINE: usize = 64;
-/// The line of what has ended: the number, the communicator, whether it has failed.
+/// The line of what is done: the number of the operation that has ended, the communicator, whether it has failed, the number of
+/// the operation whose block is reduced.
 const ENDED: usize = 0;
 const FAILED: usize = 16;
+const REDUCED: usize = 24;
 /// That of what has begun: the number, the communicator, the operation in words.
 const BEGUN: usize = LINE;
 const OF: usize = 8;
@@ -93,7 +95,9 @@ impl Board {
     pub(super) fn take(&self, communicator: u64) -> Option<Slot> {
         let index = (0..SLOTS).find(|index| self.owner(*index).load(Ordering::Relaxed) == 0)?;
         let slot = Slot { index, communicator };
-        self.0.word(slot.at(FAILED)).store(0, Ordering::Relaxed);
+        for field in [FAILED, REDUCED] {
+            self.0.word(slot.at(field)).store(0, Ordering::Relaxed);
+        }
         for line in [slot.at(ENDED), slot.begun(0), slot.begun(1)] {
             self.0.word(line + OF).store(communicator, Ordering::Relaxed);
             // Whoever sees a number sees whose it is.
@@ -135,6 +139,11 @@ impl Board {
         self.0.word(slot.at(ENDED)).store(number, Ordering::Release);
     }
 
+    /// Shows that the rank has reduced its block.
+    pub(super) fn reduce(&self, slot: Slot, number: u64) {
+        self.0.word(slot.at(REDUCED)).store(number, Ordering::Release);
+    }
+
     /// Shows that the communicator has failed: what its ranks have shown may be anything from now on.
     pub(super) fn fail(&self, slot: Slot) {
         self.0.word(slot.at(FAILED)).store(1, Ordering::Release);
@@ -144,16 +153,22 @@ impl Board {
 
     /// Whether an operation has begun and no other one has since.
     pub(super) fn has_begun(&self, slot: Slot, number: u64) -> bool {
-        self.says(slot, slot.begun(number), |begun| begun == number)
+        let line = slot.begun(number);
+        self.says(slot, [line, line + OF], |begun| begun == number)
     }
 
     pub(super) fn has_ended(&self, slot: Slot, number: u64) -> bool {
-        self.says(slot, slot.at(ENDED), |ended| ended >= number)
+        self.says(slot, [slot.at(ENDED), slot.at(ENDED + OF)], |ended| ended >= number)
     }
 
-    fn says(&self, slot: Slot, line: usize, what: impl Fn(u64) -> bool) -> bool {
-        what(self.0.word(line).load(Ordering::Acquire))
-            && self.0.word(line + OF).load(Ordering::Relaxed) == slot.communicator
+    pub(super) fn has_reduced(&self, slot: Slot, number: u64) -> bool {
+        self.says(slot, [slot.at(REDUCED), slot.at(ENDED + OF)], |reduced| reduced >= number)
+    }
+
+    /// Whether a word says so, and its line is the communicator's still.
+    fn says(&self, slot: Slot, [word, of]: [usize; 2], what: impl Fn(u64) -> bool) -> bool {
+        what(self.0.word(word).load(Ordering::Acquire))
+            && self.0.word(of).load(Ordering::Relaxed) == slot.communicator
     }
 
     /// Whether all that was read of an operation since it had begun is what the rank had shown.
@@ -188,7 +203,8 @@ impl Board {
     pub(super) fn retire(&self, nonce: u64) {
         let count = self.0.word(RETIRED).load(Ordering::Relaxed);
         self.0.word(Board::nonce(count)).store(nonce, Ordering::Relaxed);
-        self.0.word(RETIRED).store(count + 1, Ordering::Release);
+        // Others can write it.
+        self.0.word(RETIRED).store(count.wrapping_add(1), Ordering::Release);
     }
 
     /// How many are no more.
@@ -262,6 +278,8 @@ mod tests {
         own.begin(slot, 1, &header(), Some(&places));
         assert!(there.has_begun(slot, 1) && !there.has_ended(slot, 1) && there.is_intact(slot, 1));
         assert_eq!((there.header(slot, 1), there.places(slot, 1)), (header(), places));
+        own.reduce(slot, 1);
+        assert!(there.has_reduced(slot, 1) && !there.has_reduced(slot, 2) && !there.has_ended(slot, 1));
         own.end(slot, 1);
         assert!(there.has_ended(slot, 1) && !there.has_ended(slot, 2));
         own.begin(slot, 2, &header(), None);

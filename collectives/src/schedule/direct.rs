@@ -175,14 +175,13 @@ pub(crate) fn receive_block(b: &mut Builder<'_>, peer: u32, block: Range<usize>)
 /// Nobody ends before all have begun: in step `k` each member hears of those up to 2ᵏ⁺¹ before it.
 pub(crate) fn barrier(b: &mut Builder<'_>, team: Team<'_>) {
     let (size, index) = (team.size(), team.index());
-    let (mut distance, mut heard) = (1, None);
+    let (mut distance, mut heard) = (1, Vec::new());
     while distance < size {
-        if let Some(step) = heard {
-            b.after(step);
-        }
+        // All that it has heard of: what came first may be late.
+        heard.iter().for_each(|step| b.after(*step));
         b.send(team.rank((index + distance) % size), Place::Input.at(0), 0);
         let from = team.rank((index + size - distance) % size);
-        heard = Some(b.combine(Place::Output.at(0), 0, &[Operand::Arrival(from)], Finish::No));
+        heard.push(b.combine(Place::Output.at(0), 0, &[Operand::Arrival(from)], Finish::No));
         distance *= 2;
     }
 }

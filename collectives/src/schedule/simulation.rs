@@ -173,6 +173,22 @@ pub(crate) fn run<E: Elements>(
     }
 }
 
+/// Runs as far as it goes without a rank that does not begin. Returns those that end.
+pub(crate) fn run_without<E: Elements>(
+    elements: &E,
+    ranks: &mut [Rank<E::Element>],
+    slots: usize,
+    late: usize,
+) -> Vec<usize> {
+    let size = ranks.len();
+    ranks.iter_mut().for_each(|rank| rank.set_up(size));
+    let is_late = |event: &Event| matches!(event, Event::Begin(rank) if *rank == late);
+    while let Some(event) = possible(ranks, slots).into_iter().find(|event| !is_late(event)) {
+        happen(elements, ranks, event, 0);
+    }
+    (0..size).filter(|rank| ranks[*rank].done.iter().all(|done| *done)).collect()
+}
+
 fn possible<T: Clone>(ranks: &[Rank<T>], slots: usize) -> Vec<Event> {
     let mut events = Vec::new();
     for (number, rank) in ranks.iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::simulation::{Elements, Rank, run};
+use super::simulation::{Elements, Rank, run, run_without};
 use super::*;
 use crate::operation::Kind;
 
@@ -364,6 +364,32 @@ fn the_whole_product_for_one_to_nine_ranks() {
     }
     println!("{runs} runs");
     assert!(runs > 1000);
+}
+
+/// Nobody is past a barrier that a rank has not come to.
+#[test]
+fn a_barrier_waits_for_every_rank() {
+    for size in (2..=17).chain([31, 32, 33, 64]) {
+        for late in 0..size {
+            let case = Case {
+                kind: Kind::Barrier,
+                algorithm: Algorithm::Direct,
+                size,
+                counts: vec![0],
+                differ: false,
+                root: 0,
+                chunk: 1,
+                lands_above: 1,
+                is_average: false,
+                is_scaled: false,
+                in_place: false,
+                hosts: 1,
+            };
+            let mut ranks: Vec<_> = (0..size).map(|rank| case.rank(rank)).collect();
+            let ended = run_without(&Symbols, &mut ranks, 4, late);
+            assert!(ended.is_empty(), "{ended:?} of {size} have ended without rank {late}");
+        }
+    }
 }
 
 #[test]
