@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Access, Context, Idle, Memory, Mr, Nanos, Pd, Poller, Sge};
+use ferroce::{Access, Context, Idle, Idler, Memory, Mr, Nanos, Pd, Poller, Sge};
 use tracing::{debug, info, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
@@ -83,9 +83,8 @@ pub struct Collectives {
     buffers: Vec<Buffer>,
     /// Memory that is shared with the processes of this host.
     host: Host,
-    /// Turns with nothing to do, and what is done then.
-    empty: u32,
-    idle: Idle,
+    /// What is done in turns with nothing to do.
+    idler: Idler,
     /// Turns on mapped memory alone, since packets were looked at.
     turns_on_memory: u32,
     groups: Slab<Group>,
@@ -130,8 +129,7 @@ impl Collectives {
             poller,
             buffers,
             host: Host::default(),
-            empty: 0,
-            idle: Idle::default(),
+            idler: Idler::new(Idle::default()),
             turns_on_memory: 0,
             groups,
             shrunk: Vec::new(),
@@ -368,7 +366,7 @@ impl Collectives {
             self.context.poll(now)?;
         }
         if moved {
-            self.empty = 0;
+            self.idler.reset();
             self.turns_on_memory += 1;
         }
         Ok(moved)
@@ -380,18 +378,9 @@ impl Collectives {
         const LONGEST: Duration = Duration::from_millis(2);
         let now = self.now();
         if self.poll(now)? || self.next_look() == Nanos::ZERO {
-            self.empty = 0;
-            return Ok(());
-        }
-        self.empty = self.empty.saturating_add(1);
-        match self.idle {
-            Idle::Spin => std::hint::spin_loop(),
-            Idle::Adaptive { spins, .. } if self.empty <= spins => std::hint::spin_loop(),
-            Idle::Yield => std::thread::yield_now(),
-            Idle::Adaptive { spins, yields } if self.empty <= spins.saturating_add(yields) => {
-                std::thread::yield_now()
-            }
-            _ => self.rest(LONGEST)?,
+            self.idler.reset();
+        } else if self.idler.rest() {
+            self.rest(LONGEST)?;
         }
         Ok(())
     }

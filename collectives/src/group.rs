@@ -60,6 +60,13 @@ pub(crate) struct Process<'a> {
     pub(crate) now: Nanos,
 }
 
+/// What was asked for: an operation, on buffers of so many bytes, by an algorithm.
+struct Asked {
+    operation: Operation,
+    buffers: [u64; 2],
+    forced: Option<Algorithm>,
+}
+
 /// What an operation is to a rank.
 #[derive(Clone, Copy)]
 pub(crate) struct Checked {
@@ -90,8 +97,8 @@ pub(crate) struct Group {
     mapped: Result<Mapped, &'static str>,
     wake: Vec<u32>,
     model: Model,
-    /// The operation that was checked last, with the bytes of its buffers and the algorithm that was forced.
-    checked: Option<((Operation, [u64; 2], Option<Algorithm>), Checked)>,
+    /// What was checked last.
+    checked: Option<(Asked, Checked)>,
     limits: Limits,
     cq: Cq,
     peers: Vec<Peer>,
@@ -270,9 +277,9 @@ impl Group {
             self.say_failure(name).map_or(Ok(()), Err)?;
         }
         // Programs call the same again and again.
-        if let Some((known, checked)) = &self.checked
-            && (known.1, known.2) == (buffers, forced)
-            && known.0 == *operation
+        if let Some((asked, checked)) = &self.checked
+            && (asked.buffers, asked.forced) == (buffers, forced)
+            && asked.operation == *operation
         {
             return Ok(*checked);
         }
@@ -307,7 +314,7 @@ impl Group {
         }
         let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced.or(self.options.algorithm));
         let checked = Checked { lengths, in_place, algorithm };
-        self.checked = Some(((operation.clone(), buffers, forced), checked));
+        self.checked = Some((Asked { operation: operation.clone(), buffers, forced }, checked));
         Ok(checked)
     }
 

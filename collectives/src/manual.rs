@@ -24,7 +24,7 @@
 //! | [`Halving`](Algorithm::Halving) | 2 log₂ n | 2 (n − 1) / n of all | operations between, and many ranks |
 //! | [`Tree`](Algorithm::Tree) | 2 log₂ n | twice all | broadcast and reduce of many ranks |
 //! | [`Hierarchical`](Algorithm::Hierarchical) | | less between hosts | hosts with as many ranks each |
-//! | [`Mapped`](Algorithm::Mapped) | 2 | nothing | ranks that are all on one host |
+//! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
 //! [`Mapped`](Algorithm::Mapped) is taken wherever it can be: memory that [`allocate`](Collectives::allocate) gives is read and written
 //! by the ranks of the host themselves, other memory costs a copy more. Else the cheapest one is taken, by a [`Model`] with a
@@ -63,6 +63,10 @@
 //! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs |
 //! | [`Protocol`](Cause::Protocol) | a rank sent what it may not: another version, memory that was overwritten, an attack |
 //! | [`Local`](Cause::Local) | this rank's port, memory or device |
+//!
+//! A rank that the others hold for gone, and that goes on later, writes to memory of its own alone. A failure that no call has
+//! returned is what [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return. Communicators that were made of one that
+//! fails are others: those with the dead rank fail when they are next used, or left.
 //!
 //! # Threads
 //!

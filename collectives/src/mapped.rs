@@ -188,8 +188,7 @@ impl Mapped {
         let header = Header::new(&job.call, Purpose::Call, 0);
         let is_inline = job.is_inline(self.desk.ranks.len());
         let (number, phase) = (self.number, Phase::Begin);
-        let mut work =
-            Work { job, number, phase, header, is_inline, seen: 0, done: 0 };
+        let mut work = Work { job, number, phase, header, is_inline, seen: 0, done: 0 };
         // What is long is for those who wait for it.
         while self.queue.is_empty() {
             match self.desk.step(&mut work, bench)? {
@@ -450,7 +449,8 @@ impl Desk {
         let peer = number as u32;
         let header = rank.board.header(slot, work.number);
         if header != work.header {
-            let problem = |what| Cause::Protocol { peer, problem: format!("an operation whose {what} is unknown") };
+            let problem =
+                |what| Cause::Protocol { peer, problem: format!("an operation whose {what} is unknown") };
             let (call, _) = header.parse().map_err(|what| Trouble::Cause(problem(what)))?;
             let (ours, theirs) = (work.job.call.to_string(), call.to_string());
             return Err(Trouble::Cause(Cause::Mismatch { peer, ours, theirs }));
@@ -593,7 +593,8 @@ impl Rank {
             let problem = format!("{bytes} bytes from byte {offset} on of a segment of {length}");
             return Err(Unreachable::Nonsense(problem));
         }
-        if let Some(known) = self.known[which].filter(|known| (known.nonce, known.length) == (nonce, length)) {
+        if let Some(known) = self.known[which].filter(|known| (known.nonce, known.length) == (nonce, length))
+        {
             return Ok((known.mr, offset));
         }
         let mr = bench.host.map(bench.context, bench.pd, &self.ticket, shown)?;

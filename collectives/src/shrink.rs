@@ -45,7 +45,6 @@ impl Ranks {
             *byte |= 1 << (rank % 8);
         }
     }
-
 }
 
 impl fmt::Debug for Ranks {

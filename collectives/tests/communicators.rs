@@ -4,6 +4,8 @@
 
 mod group;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ferroce_collectives::{
@@ -107,7 +109,8 @@ fn operations_that_a_shrink_ends_have_failed() {
     for how in [SharedMemory::Off, SharedMemory::Required] {
         run(3, options().shared_memory(how), None, LIMIT, |mut ranks, all| {
             let buffer = ranks.allocate(16).unwrap();
-            let sum = |at| Operation::all_reduce(buffer.at(at), buffer.at(at), 1, DataType::U64, Reduction::Sum);
+            let sum =
+                |at| Operation::all_reduce(buffer.at(at), buffer.at(at), 1, DataType::U64, Reduction::Sum);
             ranks.run(all, &sum(0)).unwrap();
             if all.rank() == 2 {
                 return;
@@ -160,6 +163,49 @@ fn communicators_in_any_order_are_left_at_the_end() {
         for of in [first, second].into_iter().flatten() {
             assert_eq!(sum(&mut ranks, of, own).unwrap(), 0b11);
         }
+        ranks.finish().unwrap();
+    });
+}
+
+/// A rank that others hold for gone, and that goes on later with an operation of theirs, writes nothing to their memory.
+#[test]
+fn a_rank_that_is_late_writes_nothing_to_memory_of_the_others() {
+    const COUNT: usize = 1 << 20;
+    let goes_on = Arc::new(AtomicBool::new(false));
+    let has_gone_on = Arc::new(AtomicBool::new(false));
+    run(3, options().shared_memory(SharedMemory::Required), None, LIMIT, move |mut ranks, all| {
+        let own = all.rank();
+        let buffer = ranks.allocate(COUNT * 8).unwrap();
+        let ones = vec![1_u64.to_ne_bytes(); COUNT].concat();
+        ranks.write(buffer, 0, &ones).unwrap();
+        let sum = |of| Operation::all_reduce(of, of, COUNT, DataType::U64, Reduction::Sum);
+        let request = ranks.start(all, &sum(buffer)).unwrap();
+        let wait_for = |what: &AtomicBool| {
+            while !what.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        if own == 2 {
+            // Into the middle of it.
+            for _ in 0..3 {
+                let now = ranks.now();
+                ranks.poll(now).unwrap();
+            }
+            wait_for(&goes_on);
+            assert!(ranks.wait(request).is_err());
+            has_gone_on.store(true, Ordering::Release);
+            return;
+        }
+        assert!(ranks.wait(request).is_err());
+        let left = ranks.shrink(all).unwrap();
+        ranks.write(buffer, 0, &ones).unwrap();
+        ranks.run(left, &sum(buffer)).unwrap();
+        goes_on.store(true, Ordering::Release);
+        wait_for(&has_gone_on);
+        let mut bytes = vec![0; COUNT * 8];
+        ranks.read(buffer, 0, &mut bytes).unwrap();
+        let wrong = bytes.as_chunks::<8>().0.iter().filter(|bytes| u64::from_ne_bytes(**bytes) != 2).count();
+        assert_eq!(wrong, 0, "of {COUNT} elements of rank {own}");
         ranks.finish().unwrap();
     });
 }
@@ -253,7 +299,11 @@ fn a_closure_that_panics_ends_what_others_wait_for() {
         let handle = runner.handle();
         // The other rank does not call it.
         let pending = (all.rank() == 0).then(|| handle.start(all, Operation::barrier()));
-        let called = handle.call(|_| if std::hint::black_box(true) { panic!("on purpose") });
+        let called = handle.call(|_| {
+            if std::hint::black_box(true) {
+                panic!("on purpose")
+            }
+        });
         assert!(matches!(called, Err(Error::Ended)), "{called:?}");
         if let Some(pending) = pending {
             assert!(matches!(pending.wait(), Err(Error::Ended)));

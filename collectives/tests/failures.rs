@@ -244,7 +244,9 @@ fn a_failure_that_nobody_was_told_of_is_told_at_the_end() {
 /// One call too many: the other ranks have left, or have split.
 #[test]
 fn a_call_that_the_others_have_passed_over_is_told_in_time() {
-    for (how, splits) in [(SharedMemory::Off, false), (SharedMemory::Required, false), (SharedMemory::Required, true)] {
+    for (how, splits) in
+        [(SharedMemory::Off, false), (SharedMemory::Required, false), (SharedMemory::Required, true)]
+    {
         run(2, options().shared_memory(how), None, LIMIT, move |mut ranks, all| {
             let buffer = ranks.allocate(8).unwrap();
             sum(&mut ranks, all, buffer, 1, DataType::I32).unwrap();
@@ -256,7 +258,10 @@ fn a_call_that_the_others_have_passed_over_is_told_in_time() {
             let Error::Failed { cause, .. } = &error else { panic!("{error}") };
             assert!(matches!(cause, Cause::Mismatch { .. } | Cause::Aborted { .. }), "{error}");
             let told = error.to_string();
-            assert!(told.contains("all_reduce of 1 i32 (sum)") && told.contains("communicator's own"), "{told}");
+            assert!(
+                told.contains("all_reduce of 1 i32 (sum)") && told.contains("communicator's own"),
+                "{told}"
+            );
         });
     }
 }
@@ -268,7 +273,8 @@ fn blocks_that_do_not_fit_are_told_apart() {
         let (from, to) = (ranks.allocate(64).unwrap(), ranks.allocate(64).unwrap());
         let (sent, received) = if all.rank() == 0 { ([1, 5], [1, 2]) } else { ([2, 1], [4, 1]) };
         let all_to_all = Operation::all_to_all_v(from, to, &sent, &received, DataType::F32);
-        let error = ranks.run(all, &all_to_all).and_then(|()| ranks.run(all, &Operation::barrier())).unwrap_err();
+        let error =
+            ranks.run(all, &all_to_all).and_then(|()| ranks.run(all, &Operation::barrier())).unwrap_err();
         let told = error.to_string();
         assert!(told.contains("20 bytes for this rank") && told.contains("16 bytes from rank 0"), "{told}");
     });

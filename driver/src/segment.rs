@@ -128,11 +128,18 @@ impl Segment {
         if namespace().map_err(|source| SegmentError::Open { pid, fd, source })? != ticket.namespace {
             return Err(SegmentError::Namespace);
         }
+        let failed = |source: io::Error| SegmentError::Open { pid, fd, source };
+        // What it is is looked at first: to open a file of another kind may wait for somebody, such as a file system's server.
         let path = format!("/proc/{pid}/fd/{fd}");
-        // A pipe or a device of the other process is not waited for.
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = open(path.as_str(), flags, Mode::empty());
-        let file = file.map_err(|error| SegmentError::Open { pid, fd, source: error.into() })?;
+        let found = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let found = found.map_err(|error| failed(error.into()))?;
+        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let name = read_link(&path).map_err(failed)?;
+        if !name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
+            return Err(SegmentError::Stranger { pid });
+        }
+        let file = open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        let file = file.map_err(|error| failed(error.into()))?;
         let whole = ticket.length as usize + HEAD;
         let memory = SealedMemory::open(&file, whole..=whole)?;
         if memory.word(0).load(Ordering::Acquire) != ticket.nonce {
@@ -208,7 +215,7 @@ mod tests {
             (Ticket { length: u64::MAX, ..ticket }, "is not the one that was told"),
             (Ticket { fd: 9999, ..ticket }, "/fd/9999"),
             (Ticket { pid: u32::MAX, ..ticket }, "/proc/4294967295/fd/"),
-            (Ticket { fd: file.as_raw_fd() as u32, ..ticket }, ""),
+            (Ticket { fd: file.as_raw_fd() as u32, ..ticket }, "is not the one that was told"),
         ] {
             let error = Segment::open(&bad).unwrap_err().to_string();
             assert!(error.contains(due), "{error}");

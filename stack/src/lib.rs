@@ -130,7 +130,7 @@ pub use ferroce_wire::{
 };
 pub use runtime::affinity::pin_to_core;
 pub use runtime::comp_channel::CompChannel;
-pub use runtime::idle::Idle;
+pub use runtime::idle::{Idle, Idler};
 pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
 pub use telemetry::counters::{Counter, Counters, Origin};

@@ -248,7 +248,7 @@ impl Collectives {
                 return Err(Error::invalid("card", format!("that of rank {peer}"), difference));
             }
         }
-        self.idle = options.idle;
+        self.idler = Idler::new(options.idle);
         let port = gid_index(&self.context, options)?;
         let now = self.now();
         let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options, port)?;

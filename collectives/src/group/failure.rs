@@ -137,7 +137,8 @@ impl Group {
         peers.dedup();
         let call = execution.call;
         if !execution.has_steps()
-            && let Some((peer, theirs)) = peers.iter().find_map(|peer| Some((*peer, self.went_on(*peer, call)?)))
+            && let Some((peer, theirs)) =
+                peers.iter().find_map(|peer| Some((*peer, self.went_on(*peer, call)?)))
         {
             let ours = call.to_string();
             self.fail(process, Cause::Mismatch { peer, ours, theirs: theirs.to_string() });
@@ -178,9 +179,11 @@ impl Group {
     /// What a peer has called in place of an operation on mapped memory that this rank waits for it with, as far as packets tell.
     fn went_on(&self, peer: u32, call: Call) -> Option<Call> {
         let peer = &self.peers[peer as usize];
-        let has_not_called = peer.calls.is_some_and(|calls| calls <= call.number) && call.number & Call::OWN == 0;
+        let has_not_called =
+            peer.calls.is_some_and(|calls| calls <= call.number) && call.number & Call::OWN == 0;
         let theirs = peer.channel.as_ref()?.arrival()?.call;
-        let is_begun = self.executions.iter().flatten().any(|execution| execution.call.number == theirs.number);
+        let is_begun =
+            self.executions.iter().flatten().any(|execution| execution.call.number == theirs.number);
         (has_not_called && !is_begun && theirs.number & Call::OF_TWO == 0).then_some(theirs)
     }
 

@@ -71,7 +71,9 @@ impl Group {
 
     /// Goes on with operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
-        let Group { mapped: Ok(mapped), executions, first, wake, options, .. } = self else { return Ok(false) };
+        let Group { mapped: Ok(mapped), executions, first, wake, options, .. } = self else {
+            return Ok(false);
+        };
         if mapped.is_idle() {
             return Ok(false);
         }

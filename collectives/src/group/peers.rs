@@ -77,12 +77,7 @@ impl Group {
         }
     }
 
-    fn try_hear(
-        &mut self,
-        process: &mut Process<'_>,
-        from: u32,
-        message: Message,
-    ) -> Result<(), Error> {
+    fn try_hear(&mut self, process: &mut Process<'_>, from: u32, message: Message) -> Result<(), Error> {
         if from >= self.size() || from == self.rank {
             debug!(from, "a control message of no other rank");
             return Ok(());
@@ -181,8 +176,7 @@ impl Group {
         let to = (self.cards[from as usize].gid(), self.gid_index);
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
         let is_new = !channel.has_heard;
-        if is_new
-            && let Err(error) = channel.connect(process.context, &self.options, to, self.path_mtu, link)
+        if is_new && let Err(error) = channel.connect(process.context, &self.options, to, self.path_mtu, link)
         {
             let problem = format!("what it says of its end of the channel: {error}");
             self.fail(process, Cause::Protocol { peer: from, problem });

@@ -126,8 +126,7 @@ impl Board {
         let line = slot.begun(number);
         let words = header.as_bytes().as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
         let places = places.into_iter().flatten();
-        let places =
-            places.flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
+        let places = places.flat_map(|place| [place.fd.into(), place.length, place.nonce, place.offset]);
         for (index, word) in words.chain(places).enumerate() {
             self.0.word(line + WORDS + 8 * index).store(word, Ordering::Relaxed);
         }

@@ -167,11 +167,14 @@ impl Host {
             Some((mr, length)) if *length == shown.length => Ok(*mr),
             Some(_) => Err(Unreachable::Nonsense("a segment of two lengths".to_owned())),
             None => {
-                let here = |error: &dyn std::fmt::Display| Unreachable::Here(format!("mapping its memory: {error}"));
+                let here =
+                    |error: &dyn std::fmt::Display| Unreachable::Here(format!("mapping its memory: {error}"));
                 let ticket = Ticket { fd: shown.fd, length: shown.length, nonce: shown.nonce, ..*of };
                 let segment = match Segment::open(&ticket) {
                     Ok(segment) => segment,
-                    Err(_) if !Path::new(&format!("/proc/{}", of.pid)).exists() => return Err(Unreachable::Gone),
+                    Err(_) if !Path::new(&format!("/proc/{}", of.pid)).exists() => {
+                        return Err(Unreachable::Gone);
+                    }
                     Err(error) => return Err(here(&error)),
                 };
                 let mr = register(context, pd, segment.memory(), Access::LOCAL_WRITE)

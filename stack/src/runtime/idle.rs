@@ -58,26 +58,37 @@ impl Idle {
     }
 }
 
-/// Counts empty turns.
+/// Counts empty turns, for loops of a program's own.
+///
+/// ```
+/// use ferroce::{Idle, Idler};
+///
+/// let mut idler = Idler::new(Idle::Adaptive { spins: 1, yields: 0 });
+/// assert!(!idler.rest()); // has spun
+/// assert!(idler.rest()); // the loop is to block
+/// idler.reset(); // there was something
+/// assert!(!idler.rest());
+/// ```
 #[derive(Debug)]
-pub(crate) struct Idler {
+pub struct Idler {
     idle: Idle,
     empty: u32,
 }
 
 impl Idler {
-    pub(crate) fn new(idle: Idle) -> Idler {
+    /// Of a loop that idles so.
+    pub fn new(idle: Idle) -> Idler {
         Idler { idle, empty: 0 }
     }
 
     /// A turn has found something.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.empty = 0;
     }
 
     /// A turn has found nothing: spins or yields. Returns whether it is time to block.
     #[must_use]
-    pub(crate) fn rest(&mut self) -> bool {
+    pub fn rest(&mut self) -> bool {
         self.empty = self.empty.saturating_add(1);
         match self.idle {
             Idle::Spin => std::hint::spin_loop(),
