@@ -376,7 +376,8 @@ impl Desk {
             let block = work.job.block(self.rank, self.ranks.len());
             if work.job.has_blocks() && !block.is_empty() {
                 let at = work.job.bytes(block.start) as u64;
-                let own = places.output.map(|(mr, offset)| (mr, offset + at));
+                let output = places.output.filter(|_| work.job.is_result_at(self.rank));
+                let own = output.map(|(mr, offset)| (mr, offset + at));
                 let seen = own.and_then(|own| bench.host.show(own));
                 let spot = match own.filter(|_| seen.is_some()) {
                     Some(own) => own,
@@ -663,8 +664,12 @@ impl Job {
 
     /// Of the block that another rank has reduced, what this rank takes: the first element, and where they go in the output.
     fn reduced_by(&self, from: usize, rank: usize, size: usize) -> Option<(usize, Range<usize>)> {
-        let takes = self.call.kind == Kind::AllReduce || rank == self.root;
-        takes.then(|| (0, self.block(from, size)))
+        self.is_result_at(rank).then(|| (0, self.block(from, size)))
+    }
+
+    /// Whether a rank gets what was reduced. The output of another one is none.
+    fn is_result_at(&self, rank: usize) -> bool {
+        self.call.kind == Kind::AllReduce || rank == self.root
     }
 
     /// Of the elements of another rank, those that this rank takes: the first, and where they go in the output.
