@@ -104,6 +104,7 @@ pub(crate) struct Channel {
     posted: VecDeque<Posted>,
     unsignaled: u32,
     signals_all: bool,
+    has_posted: bool,
 
     arrivals: VecDeque<Message>,
     /// Of the newest message in the ring: what chunks behind it belong to.
@@ -202,6 +203,7 @@ impl Channel {
             posted: VecDeque::with_capacity((limits.depth + SPARE) as usize),
             unsignaled: 0,
             signals_all: false,
+            has_posted: false,
             arrivals: VecDeque::with_capacity(limits.depth as usize),
             newest: None,
             taken: 0,
@@ -289,8 +291,14 @@ impl Channel {
     }
 
     /// Sends the ACKs that the peer is owed.
-    pub(crate) fn acknowledge(&self, context: &mut Context) -> Result<(), crate::Error> {
+    pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), crate::Error> {
+        self.has_posted = true;
         Ok(context.acknowledge(self.qp)?)
+    }
+
+    /// Whether something was posted since this was asked last: it leaves with the next poll.
+    pub(crate) fn take_posted(&mut self) -> bool {
+        std::mem::take(&mut self.has_posted)
     }
 
     /// Elements of a message in the ring, at most.
@@ -610,6 +618,7 @@ impl Channel {
         let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::default() };
         context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags })?;
         self.posted.push_back(Posted { waiting, is_signaled: signaled });
+        self.has_posted = true;
         Ok(())
     }
 

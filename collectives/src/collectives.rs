@@ -318,13 +318,21 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] when the port is gone. What becomes of operations their requests tell.
     pub fn poll(&mut self, now: Nanos) -> Result<bool, Error> {
+        // What has begun since goes with this turn of the context, which is a system call on most ports.
+        let has_begun = self.groups.iter().any(Group::is_dirty) && self.progress(now)?;
+        self.take_posted();
         let frames = self.context.poll(now)?;
-        let moved = self.progress(now)?;
-        if moved {
-            // What is to be sent goes at once.
+        let moved = self.progress(now)? || has_begun;
+        if moved && self.take_posted() {
             self.context.poll(now)?;
         }
         Ok(moved || frames > 0)
+    }
+
+    /// Whether something was posted since this was asked last.
+    fn take_posted(&mut self) -> bool {
+        let Collectives { groups, control, .. } = self;
+        groups.iter_mut().fold(control.take_sent(), |posted, group| posted | group.take_posted())
     }
 
     /// Goes on with operations after a poll of the context.
@@ -344,7 +352,7 @@ impl Collectives {
             }
             moved = true;
         }
-        Ok(process.control.take_sent() || moved)
+        Ok(process.control.has_sent() || moved)
     }
 
     /// One turn of a request's operations on mapped memory. Packets are not looked at: that is a system call, and takes longer

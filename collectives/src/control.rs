@@ -200,6 +200,11 @@ impl Control {
         Ok(())
     }
 
+    /// Whether messages were sent since [`take_sent`](Control::take_sent) was asked last.
+    pub(crate) fn has_sent(&self) -> bool {
+        self.has_sent
+    }
+
     /// Whether messages were sent since this was asked last: they leave with the next poll.
     pub(crate) fn take_sent(&mut self) -> bool {
         std::mem::take(&mut self.has_sent)

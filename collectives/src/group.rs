@@ -572,7 +572,7 @@ impl Group {
             {
                 has_ended = true;
                 for peer in execution.owes_acks(self.options.eager_bytes as usize) {
-                    if let Some(channel) = &self.peers[peer as usize].channel {
+                    if let Some(channel) = &mut self.peers[peer as usize].channel {
                         channel.acknowledge(context)?;
                     }
                 }
@@ -600,6 +600,20 @@ impl Group {
         Ok(has_ended)
     }
 
+    /// Whether operations have begun that no poll has gone on with.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.is_dirty
+    }
+
+    /// Whether something was posted since this was asked last: it leaves with the next poll.
+    pub(crate) fn take_posted(&mut self) -> bool {
+        let Group { linked, peers, .. } = self;
+        linked.iter().fold(false, |posted, peer| {
+            let channel = peers[*peer as usize].channel.as_mut();
+            posted | channel.is_some_and(|channel| channel.take_posted())
+        })
+    }
+
     /// What messages cost.
     pub(crate) fn model(&self) -> Model {
         self.model
@@ -608,7 +622,7 @@ impl Group {
     /// Sends the ACKs that peers are owed.
     pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), Error> {
         for peer in &self.linked {
-            if let Some(channel) = &self.peers[*peer as usize].channel
+            if let Some(channel) = &mut self.peers[*peer as usize].channel
                 && self.failed.is_none()
             {
                 channel.acknowledge(context)?;
