@@ -100,6 +100,48 @@ fn sums_survive_loss() {
     }
 }
 
+/// Floats whose sums depend on the order in which they are made.
+#[test]
+fn the_same_bits_on_every_rank_and_in_every_run() {
+    const COUNT: usize = 5000;
+    for algorithm in Algorithm::ALL {
+        if !algorithm.applies_to(Kind::AllReduce) || algorithm == Algorithm::Hierarchical {
+            continue;
+        }
+        let bits = || {
+            run(5, options().algorithm(algorithm), None, LIMIT, |mut ranks, all| {
+                let buffer = ranks.allocate(COUNT * 8).unwrap();
+                let mut results = Vec::new();
+                for data_type in
+                    [DataType::F32, DataType::F64, DataType::Bf16, DataType::F16, DataType::F8E5M2]
+                {
+                    // Any bits but those of great numbers and of what is no number.
+                    let mut state = u64::from(all.rank()) + 1;
+                    let mut byte = |at: usize| {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let byte = (state >> 56) as u8;
+                        if at % data_type.size() == data_type.size() - 1 { byte & 0xbf | 0x20 } else { byte }
+                    };
+                    let bytes: Vec<u8> = (0..COUNT * data_type.size()).map(&mut byte).collect();
+                    ranks.write(buffer, 0, &bytes).unwrap();
+                    let sum = Operation::all_reduce(buffer, buffer, COUNT, data_type, ReduceOp::Sum);
+                    ranks.run(all, &sum).unwrap();
+                    let mut sums = vec![0; bytes.len()];
+                    ranks.read(buffer, 0, &mut sums).unwrap();
+                    assert_ne!(sums, bytes);
+                    results.push(sums);
+                }
+                ranks.finish().unwrap();
+                results
+            })
+        };
+        let [first, second] = [bits(), bits()];
+        for results in first.iter().chain(&second) {
+            assert!(*results == first[0], "{algorithm}");
+        }
+    }
+}
+
 #[test]
 fn a_barrier_holds_back_the_early() {
     let times = run(4, options(), None, LIMIT, |mut ranks, all| {

@@ -125,7 +125,7 @@ Examples:
   ferroce collective reduce_scatter -g 4 -t bf16 -o avg --algorithm ring --json
   mpirun -np 16 -H node1:8,node2:8 ferroce collective all_reduce -d eth0
   srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
-  torchrun --no-python --nnodes 2 --nproc-per-node 8 --master-addr node1 --node-rank 0 ferroce collective broadcast -d eth0";
+  torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 ferroce collective broadcast -d eth0";
 
 /// Where ranks of one host meet, if nobody says otherwise.
 const SHARED: &str = "udp:127.0.0.1";

@@ -289,6 +289,109 @@ fn ranks_of_mpirun_find_each_other() {
     assert!(["Open MPI", "PMI"].contains(&launcher), "{launcher}");
 }
 
+/// The agent of torchrun has a store at the port that it tells its ranks.
+#[test]
+fn ranks_of_torchrun_find_each_other() {
+    let _alone = alone();
+    if Command::new("torchrun").arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        println!("skipped: there is no torchrun here (package python3-torch)");
+        return;
+    }
+    let report = std::env::temp_dir().join(format!("ferroce-torchrun-{}.json", std::process::id()));
+    let mut torchrun = Command::new("torchrun");
+    // To a file and the terminal: some versions of torchrun can do nothing else.
+    let both = "0:1,1:1,2:1,3:1";
+    torchrun.args(["--no_python", "--nproc_per_node", "4", "-r", both, "-t", both, FERROCE, "collective"]);
+    torchrun.args(["all_reduce", "-e", "64K", "-f", "16", "-n", "2"]);
+    torchrun.arg(format!("--json={}", report.display()));
+    let output = run(&mut torchrun);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    let written: Value = serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    fs::remove_file(report).unwrap();
+    assert_eq!((&written["ranks"], &written["wrong"]), (&4.into(), &0.into()), "{written}");
+    assert_eq!(written["launcher"], "torchrun");
+}
+
+/// 64 MiB, on mapped memory and by packets.
+#[test]
+fn long_operations_are_right() {
+    let _alone = alone();
+    for ranks in [2, 4] {
+        for operation in ["all_reduce", "all_gather"] {
+            for shared_memory in ["required", "off"] {
+                let long = ["-b", "64M", "-e", "64M", "-n", "1", "-w", "0", "--json"];
+                let args = [&long[..], &["--shared-memory", shared_memory]].concat();
+                let report = json(&collective(operation, ranks, &args));
+                assert_eq!(report["wrong"], 0, "{report}");
+                assert_eq!(report["results"][0]["bytes"], 64 << 20, "{report}");
+            }
+        }
+    }
+}
+
+/// A rank that nobody looks after is killed or stopped at any moment of any operation: each other one ends with an error that
+/// names it, or the rank that noticed it first.
+#[test]
+fn ranks_notice_by_themselves_that_one_is_gone() {
+    let _alone = alone();
+    let seed = std::env::var("FERROCE_RANKS_SEED").map_or(1, |seed| seed.parse().unwrap());
+    let count = std::env::var("FERROCE_RANKS_COUNT").map_or(6, |count| count.parse().unwrap());
+    for seed in seed..seed + count {
+        println!("FERROCE_RANKS_SEED={seed} FERROCE_RANKS_COUNT=1 replays it");
+        lose_a_rank(seed);
+    }
+}
+
+fn lose_a_rank(seed: u64) {
+    // Of a linear congruential generator, the upper bits.
+    let mut state = seed;
+    let mut below = |limit: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    let operation = OPERATIONS[below(OPERATIONS.len())];
+    let (ranks, shared_memory) = (2 + below(3), ["auto", "off"][below(2)]);
+    let (victim, is_stopped) = (below(ranks), below(2) == 0);
+    let pause = Duration::from_millis(below(300) as u64);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut children = Vec::new();
+    for rank in 0..ranks {
+        let mut command = ferroce();
+        command.args([operation, "-b", "4K", "-e", "4M", "-n", "5000", "--shared-memory", shared_memory]);
+        command.env("FERROCE_UNIQUE_ID", format!("ferroce1:127.0.0.1:{port}:00000000000000{seed:02x}"));
+        command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", ranks.to_string());
+        children.push(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    }
+    let mut stdout = BufReader::new(children[0].stdout.take().unwrap());
+    let mut line = "#".to_owned();
+    // The header: all are at work behind it.
+    while !line.contains("out-of-place") {
+        line.clear();
+        assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "it ended before the first row");
+    }
+    let outputs: Vec<_> = children.iter_mut().map(|child| read_all(child.stderr.take())).collect();
+    read_all(Some(stdout));
+    thread::sleep(pause);
+    signal(children[victim].id(), if is_stopped { Signal::STOP } else { Signal::KILL });
+    let start = Instant::now();
+    for (rank, child) in children.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
+        let status = wait(child);
+        assert_eq!(status.code(), Some(1), "rank {rank} of seed {seed}");
+    }
+    let elapsed = start.elapsed();
+    assert!(elapsed < Duration::from_secs(10), "seed {seed}: {elapsed:?}, with a retry budget of 4.3 s");
+    children[victim].kill().unwrap();
+    children[victim].wait().unwrap();
+    for (rank, output) in outputs.into_iter().enumerate() {
+        let why = output.join().unwrap();
+        let names = why.contains(&format!("rank {victim} is gone")) || why.contains("gave up first");
+        assert!(
+            rank == victim || names && why.contains(&format!("rank {rank}, ")),
+            "seed {seed}, rank {rank}: {why}"
+        );
+    }
+}
+
 // --- what a report has to have
 
 fn check_report(report: &Value, operation: &str, ranks: u32) {

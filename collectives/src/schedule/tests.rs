@@ -1,6 +1,8 @@
 //! Every algorithm for 1 to 64 ranks: each element ends where it is due, with each contribution once, in the same order on all
 //! ranks, whatever the interleaving.
 
+mod numbers;
+
 use proptest::prelude::*;
 
 use super::simulation::{Elements, Rank, run, run_without};
@@ -127,6 +129,11 @@ impl Case {
     }
 
     fn rank(&self, rank: usize) -> Rank<Symbol> {
+        self.rank_of(rank, |at| Symbol::Of(rank as u32, at), Symbol::Garbage)
+    }
+
+    /// A rank with such elements, and `garbage` where there are none so far.
+    fn rank_of<T: Clone>(&self, rank: usize, element: impl Fn(usize) -> T, garbage: T) -> Rank<T> {
         let (sent, received) = (self.sent(rank), self.received(rank));
         let own = match self.kind {
             Kind::Scatter => self.block(0, rank),
@@ -161,15 +168,9 @@ impl Case {
             &mut schedule,
         );
         let (input, output) = self.lengths(rank);
-        let symbols = |len: usize| (0..len).map(|at| Symbol::Of(rank as u32, at)).collect::<Vec<_>>();
+        let elements = |len: usize| (0..len).map(&element).collect::<Vec<T>>();
         if !self.in_place {
-            return Rank::new(
-                symbols(input),
-                vec![Symbol::Garbage; output],
-                None,
-                schedule,
-                &Symbol::Garbage,
-            );
+            return Rank::new(elements(input), vec![garbage.clone(); output], None, schedule, &garbage);
         }
         // As the callers have it: the shorter one is in the longer one.
         let before = |ends: &[usize]| rank.checked_sub(1).map_or(0, |before| ends[before]);
@@ -180,9 +181,9 @@ impl Case {
             Kind::Scatter if rank == self.root => (0, before(&sent)),
             _ => (0, 0),
         };
-        let mut memory = vec![Symbol::Garbage; input.max(output) + shared.0.max(shared.1)];
-        memory[shared.0..shared.0 + input].clone_from_slice(&symbols(input));
-        Rank::new(memory, Vec::new(), Some(shared), schedule, &Symbol::Garbage)
+        let mut memory = vec![garbage.clone(); input.max(output) + shared.0.max(shared.1)];
+        memory[shared.0..shared.0 + input].clone_from_slice(&elements(input));
+        Rank::new(memory, Vec::new(), Some(shared), schedule, &garbage)
     }
 
     fn check(&self, ranks: &mut [Rank<Symbol>]) {
