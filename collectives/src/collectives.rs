@@ -403,7 +403,11 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] when the port is gone.
     pub fn rest(&mut self, timeout: Duration) -> Result<(), Error> {
+        /// What is shown while that packet is lost is seen then.
+        const LOST: Duration = Duration::from_millis(20);
         let now = self.now();
+        let is_on_memory = self.groups.iter().any(Group::is_on_memory);
+        let timeout = if is_on_memory { timeout.min(LOST) } else { timeout };
         // Whoever shows something from now on sends a packet too.
         self.host.sleep();
         let waited = match self.progress(now)? {

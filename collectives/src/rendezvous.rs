@@ -61,7 +61,7 @@ fn root(bootstrap: Bootstrap, card: Card, deadline: Instant) -> Result<Vec<Card>
     while !lobby.is_complete() {
         if Instant::now() >= deadline {
             let (missing, refused) = (lobby.missing(), lobby.problems());
-            lobby.dismiss(&format!("{missing} missing of {size} ranks after {timeout:?}"));
+            lobby.dismiss(&format!("{missing} missing of {size} ranks after {timeout:?}{refused}"));
             return Err(Error::Missing { address, missing, size, waited: timeout, refused });
         }
         if !lobby.attend(&listener) {
@@ -169,7 +169,6 @@ fn introduce(
             return Err(Error::Refused { rank, address: master, reason });
         }
     };
-    stream.set_nonblocking(true).map_err(io_failed)?;
     Ok(Ok(cards))
 }
 
@@ -201,7 +200,9 @@ fn read_until(stream: &mut TcpStream, bytes: &mut [u8], deadline: Instant) -> io
     while filled < bytes.len() {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(io::Error::new(ErrorKind::TimedOut, "rank 0 has not answered in time"));
+            let from = stream.peer_addr().map_or_else(|_| "rank 0".to_owned(), |address| address.to_string());
+            let problem = format!("no answer from {from} in time: does another program listen there?");
+            return Err(io::Error::new(ErrorKind::TimedOut, problem));
         }
         stream.set_read_timeout(Some(left))?;
         filled += read_some(stream, &mut bytes[filled..])?;

@@ -71,7 +71,8 @@ pub(crate) struct Time {
 pub(crate) struct Programs {
     ferroce: PathBuf,
     open_mpi: Result<PathBuf, String>,
-    gloo: Result<PathBuf, String>,
+    /// The Python that has a torch, and the script.
+    gloo: Result<(&'static str, PathBuf), String>,
     /// Theirs, and what jobs say on standard error.
     directory: PathBuf,
 }
@@ -100,14 +101,16 @@ impl Programs {
         Ok(program)
     }
 
-    fn find_torch(&self) -> Result<PathBuf, String> {
-        let tried = Command::new("python3").args(["-c", "import torch.distributed"]).output();
-        let tried = tried.map_err(|error| format!("python3: {error}"))?;
-        if !tried.status.success() {
-            let said = String::from_utf8_lossy(&tried.stderr);
-            return Err(format!("python3 has no torch ({})", said.trim().lines().last().unwrap_or("")));
-        }
-        self.write("gloo.py", include_str!("gloo.py"))
+    fn find_torch(&self) -> Result<(&'static str, PathBuf), String> {
+        // The user's, and Debian's, for which there is the package python3-torch.
+        let pythons = ["python3", "/usr/bin/python3"];
+        let has_torch = |python: &&str| {
+            let tried = Command::new(python).args(["-c", "import torch.distributed"]).output();
+            tried.is_ok_and(|tried| tried.status.success())
+        };
+        let python = pythons.into_iter().find(has_torch);
+        let python = python.ok_or_else(|| format!("no torch in {}", pythons.join(" or ")))?;
+        Ok((python, self.write("gloo.py", include_str!("gloo.py"))?))
     }
 
     fn write(&self, name: &str, text: &str) -> Result<PathBuf, String> {
@@ -169,10 +172,10 @@ impl Programs {
     }
 
     fn start_gloo(&self, stand: &Stand, job: &Job) -> Outcome<Vec<Stopped>> {
-        let script = self.gloo.as_ref().map_err(String::as_str)?;
+        let (python, script) = self.gloo.as_ref().map_err(String::as_str)?;
         let port = free_port()?;
         self.start_ranks(stand, |rank, command| {
-            command.arg("python3").arg(script).args(job.arguments());
+            command.arg(python).arg(script).args(job.arguments());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
             command.env("MASTER_ADDR", stand.master().to_string()).env("MASTER_PORT", port.to_string());
             command.env("GLOO_SOCKET_IFNAME", if stand.veth.is_some() { Veth::INTERFACE } else { "lo" });

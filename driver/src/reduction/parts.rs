@@ -1,11 +1,12 @@
 //! Reductions of parts of several memories that somebody has together, such as a context its regions.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use arrayvec::ArrayVec;
 
 use super::{DataType, MAX_SPANS, Reduction, scale};
-use crate::memory::{Held, Span, SpanMut};
+use crate::memory::{Span, SpanMut};
 use crate::rnic::Region;
 use crate::{Memory, MemoryError, MemoryKind};
 
@@ -44,18 +45,18 @@ mod sealed {
 
     pub trait Sealed {
         /// Where these bytes are.
-        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError>;
+        fn place(&self, offset: u64, len: usize) -> Result<Place<'_>, MemoryError>;
     }
 
     impl Sealed for Memory {
-        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError> {
+        fn place(&self, offset: u64, len: usize) -> Result<Place<'_>, MemoryError> {
             Place::of(self, offset, len)
         }
     }
 
     impl Sealed for Region {
-        fn place(&mut self, offset: u64, len: usize) -> Result<Place, MemoryError> {
-            Place::of(self.memory_mut(), offset, len)
+        fn place(&self, offset: u64, len: usize) -> Result<Place<'_>, MemoryError> {
+            Place::of(self.memory(), offset, len)
         }
     }
 }
@@ -63,19 +64,20 @@ mod sealed {
 impl Computable for Memory {}
 impl Computable for Region {}
 
-/// Bytes that stay valid as long as this is there. Nobody outside this file reaches them.
-pub struct Place {
+/// Bytes of a memory that is borrowed as long as this is there. Nobody outside this file reaches them.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
     base: NonNull<u8>,
     len: usize,
-    _held: Held,
+    _of: PhantomData<&'a Memory>,
 }
 
-impl Place {
-    fn of(memory: &mut Memory, offset: u64, len: usize) -> Result<Place, MemoryError> {
+impl Place<'_> {
+    fn of(memory: &Memory, offset: u64, len: usize) -> Result<Place<'_>, MemoryError> {
         if memory.kind() == MemoryKind::Device {
             return Err(MemoryError::NoSlices { kind: MemoryKind::Device });
         }
-        Ok(Place { base: memory.start(offset, len)?, len, _held: memory.hold() })
+        Ok(Place { base: memory.start(offset, len)?, len, _of: PhantomData })
     }
 }
 
@@ -91,7 +93,7 @@ impl Computation {
     pub fn run<S, K: Copy, M: Computable, E>(
         self,
         store: &mut S,
-        find: impl Fn(&mut S, K) -> Result<&mut M, E>,
+        find: impl Fn(&S, K) -> Result<&M, E>,
         refused: impl Fn(K, MemoryError) -> E,
         targets: &[Part<K>],
         sources: &[Part<K>],
@@ -102,20 +104,25 @@ impl Computation {
             sources.len(),
             targets.len()
         );
-        let mut places: ArrayVec<Place, { 2 * MAX_SPANS }> = ArrayVec::new();
-        for Part { memory, offset, len } in targets.iter().chain(sources) {
-            let place = find(store, *memory)?.place(*offset, *len);
-            places.push(place.map_err(|error| refused(*memory, error))?);
-        }
-        let (target_places, source_places) = places.split_at(targets.len());
+        let store: &S = store;
+        let place = |part: &Part<K>| {
+            let place = find(store, part.memory)?.place(part.offset, part.len);
+            place.map_err(|error| refused(part.memory, error))
+        };
         // They are filled where they are: to move them takes longer than to compute with a few elements.
         let mut to = ArrayVec::<SpanMut<'_>, MAX_SPANS>::new();
-        // SAFETY: the bytes are valid as long as their places. Nobody of this process has a reference to them: the memories
-        // were borrowed uniquely from the store, which still is, and the store gives out no other borrow meanwhile.
-        to.extend(target_places.iter().map(|place| unsafe { SpanMut::new(place.base, place.len) }));
+        for target in targets {
+            let Place { base, len, .. } = place(target)?;
+            // SAFETY: the bytes are valid as long as their memory, which is borrowed from the store until the end. Nobody of this
+            // process has a reference to them: whoever calls has given the store away uniquely.
+            to.push(unsafe { SpanMut::new(base, len) });
+        }
         let mut from = ArrayVec::<Span<'_>, MAX_SPANS>::new();
-        // SAFETY: as above.
-        from.extend(source_places.iter().map(|place| unsafe { Span::new(place.base, place.len) }));
+        for source in sources {
+            let Place { base, len, .. } = place(source)?;
+            // SAFETY: as above.
+            from.push(unsafe { Span::new(base, len) });
+        }
         match self {
             Computation::Reduce(reduction) => reduction.apply(&to, &from),
             Computation::Scale { data_type, factor } => scale(data_type, to[0], from[0], factor),
@@ -132,8 +139,8 @@ mod tests {
     #[test]
     fn parts_of_one_memory_and_of_another() {
         let mut store = [Memory::copy_of(&[1, 2, 3, 4]).unwrap(), Memory::copy_of(&[10, 20]).unwrap()];
-        fn find(store: &mut [Memory; 2], name: usize) -> Result<&mut Memory, String> {
-            store.get_mut(name).ok_or_else(|| "no such memory".to_owned())
+        fn find(store: &[Memory; 2], name: usize) -> Result<&Memory, String> {
+            store.get(name).ok_or_else(|| "no such memory".to_owned())
         }
         let refused = |_, error: MemoryError| error.to_string();
         let part = |memory, offset| Part { memory, offset, len: 2 };

@@ -101,8 +101,8 @@ unsafe impl Send for Region {}
 
 impl Region {
     /// Its bytes, of which nobody may make slices: the card may write them.
-    pub(crate) fn memory_mut(&mut self) -> &mut Memory {
-        &mut self.kept.memory
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.kept.memory
     }
 
     /// Registers memory, whose first byte has the address `iova` for peers.

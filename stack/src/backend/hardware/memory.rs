@@ -207,7 +207,7 @@ impl Hardware {
         sources: &[Part<Mr>],
     ) -> Result<(), Error> {
         let refused = |mr, error| refused(mr)(error);
-        computation.run(self, |backend, mr| backend.region_mut(mr), refused, targets, sources)
+        computation.run(self, Hardware::region, refused, targets, sources)
     }
 
     fn region(&self, mr: Mr) -> Result<&Region, Error> {

@@ -127,7 +127,7 @@ impl Software {
     ) -> Result<(), Error> {
         let regions = &mut self.engine.shared.mrs;
         let refused = |mr, error| refused(mr)(error);
-        computation.run(regions, |regions, mr| regions.memory_mut(mr), refused, targets, sources)
+        computation.run(regions, |regions, mr| regions.memory(mr), refused, targets, sources)
     }
 
     fn memory(&self, mr: Mr) -> Result<&Memory, Error> {
