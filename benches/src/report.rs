@@ -53,6 +53,45 @@ impl Options {
     }
 }
 
+/// Options of a benchmark that has rounds, and a sheet of charts.
+#[derive(clap::Args)]
+pub struct SheetOptions {
+    /// Also writes everything there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draws charts there
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// How often each case is measured
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Two short rounds: whether it works, and roughly how it stands
+    #[arg(long)]
+    pub quick: bool,
+    /// As `cargo bench` says; without it the rounds are short
+    #[arg(long, hide = true)]
+    pub bench: bool,
+}
+
+impl SheetOptions {
+    /// How often each case is measured: two times at most where it is to be quick.
+    pub fn rounds(&self) -> usize {
+        let most = if self.quick || !self.bench { 2 } else { usize::MAX };
+        self.rounds.clamp(1, most)
+    }
+
+    /// Writes the files that were asked for.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn save(&self, json: impl FnOnce() -> Value, svg: impl FnOnce() -> String) -> io::Result<()> {
+        if let Some(path) = &self.json {
+            write(path, &format!("{:#}\n", json()))?;
+        }
+        self.svg.as_ref().map_or(Ok(()), |path| write(path, &svg()))
+    }
+}
+
 /// Writes a file that was asked for, and says so. `cargo bench` runs a benchmark in the folder of its package: a relative path
 /// is one of the folder above, where the command was typed.
 ///

@@ -9,12 +9,11 @@ mod place;
 mod results;
 
 use std::error::Error;
-use std::path::PathBuf;
 
 use clap::Parser;
 use contender::{Contender, Job, Programs};
 use ferroce::driver::machine::{LineTime, Repetitions};
-use ferroce_benches::report::write;
+use ferroce_benches::report::SheetOptions;
 use place::{Place, Stand};
 use results::{Measured, Results};
 
@@ -32,21 +31,8 @@ struct Args {
     /// Only these operations: all_reduce, all_gather
     #[arg(long, value_delimiter = ',', default_values_t = OPERATIONS.map(str::to_owned), value_parser = OPERATIONS)]
     operation: Vec<String>,
-    /// Also writes everything there, as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also draws charts there
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-    /// How often each size is measured
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
-    /// Two rounds: roughly how it stands
-    #[arg(long)]
-    quick: bool,
-    /// As `cargo bench` says; without it one round of a few sizes shows that the benchmark works
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    sheet: SheetOptions,
 }
 
 fn parse_ranks(text: &str) -> Result<usize, String> {
@@ -71,14 +57,10 @@ const FEW_SIZES: [(u64, u64, u32, u32); 1] = [(4, 16 << 10, 20, 2)];
 
 fn main() -> Outcome<()> {
     let args = Args::parse();
-    let rounds = match (args.bench, args.quick) {
-        (false, _) => 1,
-        (true, true) => args.rounds.min(2),
-        (true, false) => args.rounds,
-    };
-    let sizes: &[_] = if args.bench { &SIZES } else { &FEW_SIZES };
-    let programs = Programs::new(args.bench)?;
-    let mut results = Results::new(rounds.max(1));
+    let bench = args.sheet.bench;
+    let sizes: &[_] = if bench { &SIZES } else { &FEW_SIZES };
+    let programs = Programs::new(bench)?;
+    let mut results = Results::new(if bench { args.sheet.rounds() } else { 1 });
     for contender in Contender::ALL {
         if let Some(reason) = programs.lacks(contender) {
             results.leave_out(contender.name().to_owned(), reason.to_owned());
@@ -103,12 +85,7 @@ fn main() -> Outcome<()> {
         }
     }
     results.print();
-    if let Some(path) = &args.json {
-        write(path, &format!("{:#}\n", results.json()))?;
-    }
-    if let Some(path) = &args.svg {
-        write(path, &results.svg())?;
-    }
+    args.sheet.save(|| results.json(), || results.svg())?;
     results.verdict()
 }
 

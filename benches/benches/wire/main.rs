@@ -20,13 +20,12 @@ mod ucx;
 mod verbs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
 
 use case::{Case, Contender};
 use clap::Parser;
 use end::{Job, Outcome};
 use ferroce::driver::machine::{Repetitions, Rounds};
-use ferroce_benches::report::write;
+use ferroce_benches::report::SheetOptions;
 use link::{Driver, Link};
 use plan::{CONTENDERS, GROUPS, Group, Line};
 use results::{Measured, Results};
@@ -40,21 +39,8 @@ struct Args {
     /// Only the lines whose number begins so (1, 2b), and not the tables of all message sizes
     #[arg(long, value_delimiter = ',', value_name = "LINE")]
     only: Vec<String>,
-    /// Also writes everything there, as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Also draws charts there
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-    /// How often each case is measured
-    #[arg(long, default_value_t = 7)]
-    rounds: usize,
-    /// Two short rounds: whether it works, and roughly how it stands
-    #[arg(long)]
-    quick: bool,
-    /// As `cargo bench` says; without it the rounds are short
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    sheet: SheetOptions,
     /// One of the two processes
     #[arg(long, hide = true, value_name = "JOB")]
     end: Option<String>,
@@ -71,8 +57,8 @@ fn main() -> Outcome<()> {
     if let Some(job) = &args.end {
         return end::main(job);
     }
-    let quick = args.quick || !args.bench;
-    let rounds = if quick { args.rounds.min(2) } else { args.rounds }.max(1);
+    let quick = args.sheet.quick || !args.sheet.bench;
+    let rounds = args.sheet.rounds();
     let millis = if quick { MILLIS_QUICK } else { MILLIS };
     let lines = plan::lines();
     let lines: Vec<&Line> = lines.iter().filter(|line| args.wants(line)).collect();
@@ -111,12 +97,7 @@ fn main() -> Outcome<()> {
     }
     results.state = state;
     results.print(&lines);
-    if let Some(path) = &args.json {
-        write(path, &format!("{:#}\n", results.json(&lines)))?;
-    }
-    if let Some(path) = &args.svg {
-        write(path, &results.svg())?;
-    }
+    args.sheet.save(|| results.json(&lines), || results.svg())?;
     if results.groups.iter().all(|group| group.cases.is_empty()) {
         return Err("nothing could be measured".into());
     }
