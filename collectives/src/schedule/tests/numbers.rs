@@ -45,7 +45,7 @@ fn factor(rank: usize) -> u8 {
 /// Any sum of these, in any order, has three bits, and is one of the smallest floats without being rounded.
 fn value(data_type: DataType, rank: usize, index: usize) -> i64 {
     let value: i64 = [1, -1, 2, -2, 1, -1, 2, -2, 1][rank];
-    let value = if index % 2 == 0 { value } else { -value };
+    let value = if index.is_multiple_of(2) { value } else { -value };
     if is_unsigned(data_type) { value.abs() } else { value }
 }
 
