@@ -231,7 +231,7 @@ impl Collectives {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
                     if first.is_some() {
-                        group.fail(&process, Cause::Local { problem: error.to_string() });
+                        group.fail(Cause::Local { problem: error.to_string() });
                     }
                     return Err(error);
                 }

@@ -125,8 +125,8 @@ pub(crate) struct Group {
     /// Communicators that were made of this one, so far.
     children: u64,
     is_leaving: bool,
-    /// Until when the others are told, and when next.
-    telling: Option<(Nanos, Nanos)>,
+    /// Until when the others are told, once that has begun, and when next.
+    telling: Option<(Option<Nanos>, Nanos)>,
     /// Something has happened since operations were looked at.
     is_dirty: bool,
     next_look: Nanos,
@@ -353,7 +353,7 @@ impl Group {
         let begun = self.begin(process, operation, call, schedule);
         if let Err(error) = &begun {
             // The others have begun it, or will.
-            self.fail(process, Cause::Local { problem: error.to_string() });
+            self.fail(Cause::Local { problem: error.to_string() });
         }
         begun
     }
@@ -471,7 +471,7 @@ impl Group {
     /// Takes what has completed, and goes on with operations. Returns whether anything has moved.
     pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> bool {
         self.try_poll(process).unwrap_or_else(|error| {
-            self.fail(process, Cause::Local { problem: error.to_string() });
+            self.fail(Cause::Local { problem: error.to_string() });
             false
         })
     }
@@ -484,7 +484,9 @@ impl Group {
             let scheduled =
                 if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
             let both = mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled));
-            moved = self.moved(process, both);
+            moved = self.moved(both);
+            let elsewhere = self.executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
+            elsewhere.for_each(|execution| _ = execution.moved.get_or_insert(process.now));
         }
         if process.now >= self.next_look {
             self.look(process)?;
@@ -493,13 +495,13 @@ impl Group {
     }
 
     /// Whether anything has moved. Trouble is the communicator's end.
-    fn moved(&mut self, process: &Process<'_>, moved: Result<bool, Trouble>) -> bool {
+    fn moved(&mut self, moved: Result<bool, Trouble>) -> bool {
         let cause = match moved {
             Ok(moved) => return moved,
             Err(Trouble::Cause(cause)) => cause,
             Err(Trouble::Error(error)) => Cause::Local { problem: error.to_string() },
         };
-        self.fail(process, cause);
+        self.fail(cause);
         false
     }
 
@@ -521,15 +523,15 @@ impl Group {
                 News::Moved => self.is_dirty = true,
                 News::Granted(call, grant) => {
                     self.is_dirty = true;
-                    self.granted(process, number, call, grant);
+                    self.granted(number, call, grant);
                 }
                 // It has left before its ACK came.
                 News::Failed(_) if self.is_leaving && self.executions.is_empty() => channel.forget(),
                 News::Failed(status) => {
                     let cause = self.why(number, status);
-                    self.fail(process, cause);
+                    self.fail(cause);
                 }
-                News::Broken(problem) => self.fail(process, Cause::Protocol { peer: number, problem }),
+                News::Broken(problem) => self.fail(Cause::Protocol { peer: number, problem }),
             }
         }
         Ok(())

@@ -221,6 +221,30 @@ fn a_rank_that_goes_without_leave_is_named() {
     assert_eq!(cause(&outcomes[0]).and_then(Cause::lost), Some(1), "{outcomes:?}");
 }
 
+/// A rank that computes for longer than the others would wait for it, while nobody does, has not stalled when it goes on, and a failure
+/// that it finds then is told at once.
+#[test]
+fn the_time_that_a_rank_computes_is_none_that_it_has_waited() {
+    let options = options().shared_memory(SharedMemory::Required).stall_timeout(Duration::from_millis(700));
+    run(2, options, None, LIMIT, |mut ranks, all| {
+        let buffer = ranks.allocate(40_000).unwrap();
+        for count in [2, 10_000] {
+            sum(&mut ranks, all, buffer, count, DataType::I32).unwrap();
+            // The others are a little later.
+            thread::sleep(Duration::from_millis(900 + 200 * u64::from(all.rank())));
+            sum(&mut ranks, all, buffer, count, DataType::I32).unwrap();
+        }
+        thread::sleep(Duration::from_millis(900));
+        let start = Instant::now();
+        let error = sum(&mut ranks, all, buffer, 1 + all.rank() as usize, DataType::I32).unwrap_err();
+        assert!(matches!(error, Error::Failed { .. }), "{error}");
+        let told = error.to_string();
+        assert!(told.contains("all_reduce of 1 i32") && told.contains("all_reduce of 2 i32"), "{told}");
+        assert!(start.elapsed() < Duration::from_millis(600), "{:?}", start.elapsed());
+        ranks.finish().unwrap();
+    });
+}
+
 /// Who has asked nothing since is told at the end.
 #[test]
 fn a_failure_that_nobody_was_told_of_is_told_at_the_end() {

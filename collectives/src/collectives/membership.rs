@@ -8,10 +8,8 @@ impl Collectives {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn abort(&mut self, communicator: Communicator, reason: &str) -> Result<(), Error> {
-        let now = self.now();
-        let (process, groups) = self.process(now);
-        let group = groups.get_mut(communicator.handle).ok_or(UNKNOWN)?;
-        group.fail(&process, Cause::Local { problem: format!("aborted: {reason}") });
+        let group = self.group_mut(communicator)?;
+        group.fail(Cause::Local { problem: format!("aborted: {reason}") });
         let _ = group.say_failure(String::new());
         self.tell_failures()
     }

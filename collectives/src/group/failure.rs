@@ -31,7 +31,7 @@ impl Group {
     }
 
     /// The communicator is of no use any more, and the others are told.
-    pub(crate) fn fail(&mut self, process: &Process<'_>, cause: Cause) {
+    pub(crate) fn fail(&mut self, cause: Cause) {
         if self.failed.is_some() {
             return;
         }
@@ -40,7 +40,7 @@ impl Group {
         if let Ok(mapped) = &mut self.mapped {
             mapped.fail();
         }
-        self.telling = Some((process.now + TELL, process.now));
+        self.telling = Some((None, Nanos::ZERO));
         self.next_look = Nanos::ZERO;
     }
 
@@ -141,7 +141,7 @@ impl Group {
                 peers.iter().find_map(|peer| Some((*peer, self.went_on(*peer, call)?)))
         {
             let ours = call.to_string();
-            self.fail(process, Cause::Mismatch { peer, ours, theirs: theirs.to_string() });
+            self.fail(Cause::Mismatch { peer, ours, theirs: theirs.to_string() });
             return Ok(());
         }
         // An operation may wait for its turn as long as others go on.
@@ -149,7 +149,7 @@ impl Group {
         if newest.is_some_and(|moved| now.since(moved) >= self.options.stall_timeout) {
             let (steps, done) = execution.progress();
             let waits_for = self.waits_for(&peers, call.number, (steps, done));
-            self.fail(process, Cause::Stalled { waited, waits_for });
+            self.fail(Cause::Stalled { waited, waits_for });
             return Ok(());
         }
         for number in peers {
@@ -161,7 +161,7 @@ impl Group {
                     "no sign of life for {:?}; it has ended, or has not polled (Options::ack_timeout and retry_count)",
                     waited
                 );
-                self.fail(process, Cause::Lost { peer: number, how });
+                self.fail(Cause::Lost { peer: number, how });
                 return Ok(());
             }
             if now.since(peer.pinged) >= interval {
@@ -202,10 +202,12 @@ impl Group {
     pub(super) fn tell_all(
         &mut self,
         process: &mut Process<'_>,
-        until: Nanos,
+        until: Option<Nanos>,
         next: Nanos,
     ) -> Result<(), Error> {
         let now = process.now;
+        // From now on: what has failed between two polls has failed at any time since the first.
+        let until = until.unwrap_or(now + TELL);
         let gone = self.failed.as_ref().and_then(Cause::lost);
         let others = (0..self.size()).filter(|peer| *peer != self.rank);
         let missing: Vec<u32> = others.filter(|peer| !self.peers[*peer as usize].knows_abort).collect();
@@ -222,7 +224,7 @@ impl Group {
                 self.telling = None;
                 return Ok(());
             }
-            self.telling = Some((until, now + self.again()));
+            self.telling = Some((Some(until), now + self.again()));
         }
         self.next_look = now + self.again();
         Ok(())

@@ -34,7 +34,6 @@ impl Group {
             self.first += 1;
         } else {
             let mut execution = Execution::elsewhere(id, call, places, what);
-            execution.moved = Some(process.now);
             if has_ended {
                 execution.end();
                 self.is_dirty = true;
@@ -43,7 +42,7 @@ impl Group {
             self.next_look = Nanos::ZERO;
         }
         let moved = started.and_then(|_| self.wake_all(process).map_err(Trouble::from));
-        self.moved(process, moved.map(|()| true));
+        self.moved(moved.map(|()| true));
         Ok(id)
     }
 
@@ -61,7 +60,7 @@ impl Group {
             return false;
         }
         let moved = self.advance_mapped(process);
-        self.moved(process, moved)
+        self.moved(moved)
     }
 
     /// Whether operations on mapped memory are under way.
@@ -87,8 +86,9 @@ impl Group {
             }
         })?;
         if moved {
+            // The next poll tells when: a turn on memory alone has no time of its own.
             let elsewhere = executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
-            elsewhere.for_each(|execution| execution.moved = Some(process.now));
+            elsewhere.for_each(|execution| execution.moved = None);
         }
         self.wake_all(process)?;
         if has_ended {

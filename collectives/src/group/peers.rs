@@ -73,7 +73,7 @@ impl Group {
     /// Takes a control message of a rank.
     pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: u32, message: Message) {
         if let Err(error) = self.try_hear(process, from, message) {
-            self.fail(process, Cause::Local { problem: error.to_string() });
+            self.fail(Cause::Local { problem: error.to_string() });
         }
     }
 
@@ -120,7 +120,7 @@ impl Group {
                 };
                 if let Some(ours) = ours.filter(|ours| *ours != theirs) {
                     let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                    self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
+                    self.fail(Cause::Mismatch { peer: from, ours, theirs });
                 }
                 Ok(())
             }
@@ -130,7 +130,7 @@ impl Group {
                 if self.failed.is_none() {
                     let size = self.size();
                     let lost = lost.filter(|lost| *lost < size && *lost != self.rank);
-                    self.fail(process, Cause::Aborted { origin, lost, reason });
+                    self.fail(Cause::Aborted { origin, lost, reason });
                 }
                 Ok(())
             }
@@ -179,7 +179,7 @@ impl Group {
         if is_new && let Err(error) = channel.connect(process.context, &self.options, to, self.path_mtu, link)
         {
             let problem = format!("what it says of its end of the channel: {error}");
-            self.fail(process, Cause::Protocol { peer: from, problem });
+            self.fail(Cause::Protocol { peer: from, problem });
             return Ok(());
         }
         if has_heard && !channel.is_open {
@@ -191,7 +191,7 @@ impl Group {
         if is_new || !is_open { self.greet(process, from) } else { Ok(()) }
     }
 
-    pub(super) fn granted(&mut self, process: &mut Process<'_>, from: u32, call: Call, grant: Grant) {
+    pub(super) fn granted(&mut self, from: u32, call: Call, grant: Grant) {
         let execution = self.executions.iter_mut().flatten().find(|execution| {
             execution.call.number == call.number && execution.peers().any(|peer| peer == (from, true))
         });
@@ -199,14 +199,14 @@ impl Group {
             Some(execution) if execution.call == call => execution.granted(from, &grant),
             Some(execution) => {
                 let (ours, theirs) = (execution.call.to_string(), call.to_string());
-                self.fail(process, Cause::Mismatch { peer: from, ours, theirs });
+                self.fail(Cause::Mismatch { peer: from, ours, theirs });
             }
             None if self.peers[from as usize].grants.len() < GRANTS => {
                 self.peers[from as usize].grants.push_back((call, grant));
             }
             None => {
                 let problem = format!("more than {GRANTS} grants of operations that have not begun");
-                self.fail(process, Cause::Protocol { peer: from, problem });
+                self.fail(Cause::Protocol { peer: from, problem });
             }
         }
     }
@@ -221,10 +221,10 @@ impl Group {
                 match event {
                     Event::QpFatal(_) | Event::QpReqErr(_) | Event::QpAccessErr(_) => {
                         let problem = format!("asynchronous event {event:?}");
-                        self.fail(process, Cause::Protocol { peer: number, problem });
+                        self.fail(Cause::Protocol { peer: number, problem });
                     }
                     Event::QpUnreachable { reason, .. } => {
-                        self.fail(process, Cause::Lost { peer: number, how: reason.to_string() });
+                        self.fail(Cause::Lost { peer: number, how: reason.to_string() });
                     }
                     _ => {}
                 }
