@@ -67,17 +67,21 @@ pub struct SheetOptions {
     rounds: usize,
     /// Two short rounds: whether it works, and roughly how it stands
     #[arg(long)]
-    pub quick: bool,
+    quick: bool,
     /// As `cargo bench` says; without it the rounds are short
     #[arg(long, hide = true)]
     pub bench: bool,
 }
 
 impl SheetOptions {
-    /// How often each case is measured: two times at most where it is to be quick.
+    /// Whether rounds are few, and short.
+    pub fn is_quick(&self) -> bool {
+        self.quick || !self.bench
+    }
+
+    /// How often each case is measured.
     pub fn rounds(&self) -> usize {
-        let most = if self.quick || !self.bench { 2 } else { usize::MAX };
-        self.rounds.clamp(1, most)
+        self.rounds.clamp(1, if self.is_quick() { 2 } else { usize::MAX })
     }
 
     /// Writes the files that were asked for.
@@ -89,6 +93,15 @@ impl SheetOptions {
             write(path, &format!("{:#}\n", json()))?;
         }
         self.svg.as_ref().map_or(Ok(()), |path| write(path, &svg()))
+    }
+}
+
+/// So many bytes, as people write it: in whole KiB and MiB where they are.
+pub fn bytes(count: u64) -> String {
+    match count {
+        _ if count >= 1 << 20 && count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
+        _ if count >= 1 << 10 && count.is_multiple_of(1 << 10) => format!("{} KiB", count >> 10),
+        _ => format!("{count} B"),
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Ah, Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
+use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -32,7 +32,6 @@ use crate::shrink::{Ranks, Shrink};
 /// A rank of a communicator, as another one sees it.
 #[derive(Default)]
 pub(crate) struct Peer {
-    ah: Option<Ah>,
     pub(crate) channel: Option<Box<Channel>>,
     /// Operations that still send to it, and those that still receive from it, in their order.
     pub(crate) sends: VecDeque<u64>,
@@ -329,7 +328,7 @@ impl Group {
     ) -> Result<u64, Error> {
         let Checked { lengths, in_place, algorithm } = self.check(operation, buffers, forced)?;
         if algorithm == Algorithm::Mapped {
-            return self.start_mapped(process, operation, lengths, is_own);
+            return Ok(self.start_mapped(process, operation, lengths, is_own));
         }
         let (rank, size, element) = (self.rank as usize, self.size() as usize, operation.data_type.size());
         let [sent, received] =

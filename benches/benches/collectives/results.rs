@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ferroce::driver::machine::{Machine, Rounds};
 use ferroce_benches::plot::{Curve, Sheet};
-use ferroce_benches::report::Spread;
+use ferroce_benches::report::{self, Spread};
 use ferroce_benches::state;
 use serde_json::{Value, json};
 
@@ -96,7 +96,8 @@ impl Measured {
         }
         println!("{head}  aim");
         for bytes in self.sizes() {
-            let mut line = format!("  {:>8}  {}", size(bytes), cell(self.time(bytes, Contender::Ferroce)));
+            let mut line =
+                format!("  {:>8}  {}", report::bytes(bytes), cell(self.time(bytes, Contender::Ferroce)));
             for other in &others {
                 line += &format!("  {}", cell(self.time(bytes, *other)));
                 line += &match self.ratio(bytes, *other) {
@@ -159,15 +160,6 @@ fn cell(time: Option<Spread>) -> String {
     let Some(Spread { least, median, most }) = time else { return format!("{:>10} {:>5}", "-", "") };
     let decimals = if median < 100.0 { 2 } else { 0 };
     format!("{median:>10.decimals$} {:>4.0}%", (most - least) / median * 100.0)
-}
-
-/// As people write it.
-fn size(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 => format!("{} MiB", bytes >> 20),
-        _ if bytes >= 1 << 10 => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} B"),
-    }
 }
 
 impl Results {

@@ -139,11 +139,7 @@ impl std::fmt::Display for Case {
 
 /// As people write it.
 pub(crate) fn bytes(n: usize) -> String {
-    match n {
-        n if n >= 1 << 20 && n % (1 << 20) == 0 => format!("{} MiB", n >> 20),
-        n if n >= 1 << 10 && n % (1 << 10) == 0 => format!("{} KiB", n >> 10),
-        n => format!("{n} B"),
-    }
+    ferroce_benches::report::bytes(n as u64)
 }
 
 fn plural(n: u32) -> &'static str {

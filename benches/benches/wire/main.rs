@@ -57,9 +57,8 @@ fn main() -> Outcome<()> {
     if let Some(job) = &args.end {
         return end::main(job);
     }
-    let quick = args.sheet.quick || !args.sheet.bench;
     let rounds = args.sheet.rounds();
-    let millis = if quick { MILLIS_QUICK } else { MILLIS };
+    let millis = if args.sheet.is_quick() { MILLIS_QUICK } else { MILLIS };
     let lines = plan::lines();
     let lines: Vec<&Line> = lines.iter().filter(|line| args.wants(line)).collect();
     if lines.is_empty() && !args.only.is_empty() {

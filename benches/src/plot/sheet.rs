@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{COLOURS, start, text};
-use crate::report::Spread;
+use crate::report::{Spread, bytes};
 
 /// Figures by size. One without sizes of its own, with a single point, is drawn from end to end.
 pub struct Curve {
@@ -211,7 +211,7 @@ impl Row {
         for size in ticks {
             let at = x.at(size);
             let _ = writeln!(svg, "<path d=\"M{at:.1} {TOP}V{BOTTOM}\" stroke=\"#eeeeee\"/>");
-            text(svg, at, BOTTOM + 16.0, "middle", &bytes(size));
+            text(svg, at, BOTTOM + 16.0, "middle", &bytes(size as u64));
         }
         text(svg, (left + right) / 2.0, BOTTOM + 34.0, "middle", "message size");
         let middle = (TOP + BOTTOM) / 2.0;
@@ -295,15 +295,6 @@ fn grid_y(svg: &mut String, y: Axis, left: f64, right: f64) {
         if tick.label {
             text(svg, left - 6.0, at + 4.0, "end", &number(value));
         }
-    }
-}
-
-/// As people write it.
-fn bytes(size: f64) -> String {
-    match size as u64 {
-        size if size >= 1 << 20 => format!("{} MiB", size >> 20),
-        size if size >= 1 << 10 => format!("{} KiB", size >> 10),
-        size => format!("{size} B"),
     }
 }
 

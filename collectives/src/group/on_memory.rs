@@ -14,7 +14,7 @@ impl Group {
         operation: &Operation,
         lengths: (usize, usize),
         is_own: bool,
-    ) -> Result<u64, Error> {
+    ) -> u64 {
         let id = self.first + self.executions.len() as u64;
         let call = self.call(operation, Algorithm::Mapped, is_own);
         let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
@@ -25,7 +25,7 @@ impl Group {
         let (root, count) = (operation.root as usize, operation.count);
         let job = Job { id, call, places, what, root, lengths, count, ends };
         let is_first = self.executions.is_empty();
-        let Group { mapped: Ok(mapped), wake, .. } = self else { return Ok(id) };
+        let Group { mapped: Ok(mapped), wake, .. } = self else { return id };
         let mut bench = bench(process, wake, 1);
         let started = mapped.start(job, &mut bench);
         let has_ended = matches!(started, Ok(true));
@@ -43,7 +43,7 @@ impl Group {
         }
         let moved = started.and_then(|_| self.wake_all(process).map_err(Trouble::from));
         self.moved(moved.map(|()| true));
-        Ok(id)
+        id
     }
 
     /// Tells the ranks whose processes sleep that something was shown.

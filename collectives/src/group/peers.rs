@@ -50,19 +50,14 @@ impl Group {
         message: Message,
     ) -> Result<(), Error> {
         let card = self.cards[peer as usize];
-        let ah = match self.peers[peer as usize].ah {
-            Some(ah) => ah,
-            None => {
-                let to = (card.gid(), self.gid_index, self.options.traffic_class);
-                match process.control.address(process.context, process.pd, to) {
-                    Ok(ah) => *self.peers[peer as usize].ah.insert(ah),
-                    Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
-                    // As if the message were lost: whoever is gone has no route, either.
-                    Err(error) => {
-                        debug!(%error, peer, "a control message without a way");
-                        return Ok(());
-                    }
-                }
+        let to = (card.gid(), self.gid_index, self.options.traffic_class);
+        let ah = match process.control.address(process.context, process.pd, to) {
+            Ok(ah) => ah,
+            Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
+            // As if the message were lost: whoever is gone has no route, either.
+            Err(error) => {
+                debug!(%error, peer, "a control message without a way");
+                return Ok(());
             }
         };
         let to = Mailbox { ah, qpn: Qpn::new(card.qpn.get()), qkey: card.qkey.get() };
