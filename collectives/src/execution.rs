@@ -2,22 +2,24 @@
 
 use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
-use ferroce::{Context, Mr, Nanos, Pd, RKey, RemoteAddress, Sge};
+use ferroce::{Context, Mr, Nanos, Pd, RemoteAddress, Sge};
 use zerocopy::IntoBytes;
 
 use crate::channel::message::{Call, Grant, Purpose};
 use crate::channel::{Channel, Waiting};
 use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
-use crate::operation::{Kind, Reduction};
+use crate::operation::{At, Kind, Operation, Reduction};
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
 
 /// An operation that has begun and has not ended.
 pub(crate) struct Execution {
     pub(crate) id: u64,
     pub(crate) call: Call,
-    pub(crate) schedule: Schedule,
-    places: Places,
+    /// The key of the plan that it is of.
+    pub(crate) plan: u64,
+    schedule: Schedule,
+    pub(crate) places: Places,
     arithmetic: What,
     done: Vec<bool>,
     /// Steps that are not done.
@@ -98,6 +100,12 @@ impl From<ferroce::Error> for Trouble {
 }
 
 impl Places {
+    /// Where an operation has its elements; scratch memory comes with its beginning.
+    pub(crate) fn of(operation: &Operation) -> Places {
+        let place = |at: Option<At>| at.map(|at| (at.buffer.mr, at.offset));
+        Places { input: place(operation.input), output: place(operation.output), scratch: None }
+    }
+
     fn get(&self, place: Place) -> Option<(Mr, u64)> {
         match place {
             Place::Input => self.input,
@@ -109,7 +117,7 @@ impl Places {
 
 impl Execution {
     pub(crate) fn new(
-        id: u64,
+        (id, plan): (u64, u64),
         call: Call,
         schedule: Schedule,
         places: Places,
@@ -119,6 +127,7 @@ impl Execution {
         let mut execution = Execution {
             id,
             call,
+            plan,
             schedule,
             places,
             arithmetic,
@@ -136,19 +145,24 @@ impl Execution {
 
     /// An operation that has no steps: it is carried out elsewhere, until [`end`](Execution::end) says that it is done.
     pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
-        let (schedule, done) = (Schedule::default(), Vec::new());
-        Execution {
-            id,
-            call,
-            schedule,
-            places,
-            arithmetic,
-            done,
-            left: 1,
-            lanes: Vec::new(),
-            running: None,
-            moved: None,
+        let of_no_plan = u64::MAX;
+        let execution = Execution::new((id, of_no_plan), call, Schedule::default(), places, arithmetic);
+        Execution { left: 1, ..execution }
+    }
+
+    /// The same once more, after its end. Scratch memory comes with its beginning.
+    pub(crate) fn again(mut self, id: u64, call: Call) -> Execution {
+        self.done.fill(false);
+        for lane in &mut self.lanes {
+            (lane.next, lane.is_told, lane.grant) = (0, false, None);
         }
+        let places = Places { scratch: None, ..self.places };
+        Execution { id, call, places, left: self.done.len(), running: None, moved: None, ..self }
+    }
+
+    /// Bytes of scratch memory that it needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.bytes(self.schedule.scratch)
     }
 
     /// Whether it has steps of its own.
@@ -243,8 +257,20 @@ impl Execution {
 
     /// A peer says where its chunks go.
     pub(crate) fn granted(&mut self, peer: u32, grant: &Grant) {
-        let to = RemoteAddress { addr: grant.output.get(), rkey: RKey::new(grant.output_key.get()) };
-        lane(&mut self.lanes, Way::Send, peer).grant = Some(to);
+        lane(&mut self.lanes, Way::Send, peer).grant = Some(grant.output());
+    }
+
+    /// Takes the grants of peers that came before it had begun. One of another call comes to light when a message of this one
+    /// does.
+    pub(crate) fn take_grants(&mut self, links: &mut [crate::group::Peer]) {
+        for lane in self.lanes.iter_mut().filter(|lane| lane.way == Way::Send) {
+            let grants = &mut links[lane.peer as usize].grants;
+            if let Some(index) = grants.iter().position(|(call, _)| *call == self.call)
+                && let Some((_, grant)) = grants.remove(index)
+            {
+                lane.grant = Some(grant.output());
+            }
+        }
     }
 
     /// Makes all steps that can be made. Whether there were any.

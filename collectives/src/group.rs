@@ -4,6 +4,7 @@ mod failure;
 mod membership;
 mod on_memory;
 mod peers;
+mod plans;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,8 +27,9 @@ use crate::mapped::{Bench, Host, Job, Mapped};
 use crate::memory::{allocate, deregister};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
-use crate::schedule::{Algorithm, Hosts, Schedule, Seat, Shape, Task, plan};
+use crate::schedule::{self, Algorithm, Hosts, Schedule, Seat, Shape, Task};
 use crate::shrink::{Ranks, Shrink};
+use plans::Plans;
 
 /// A rank of a communicator, as another one sees it.
 #[derive(Default)]
@@ -37,7 +39,7 @@ pub(crate) struct Peer {
     pub(crate) sends: VecDeque<u64>,
     pub(crate) receives: VecDeque<u64>,
     /// Grants of operations that have not begun here.
-    grants: VecDeque<(Call, Grant)>,
+    pub(crate) grants: VecDeque<(Call, Grant)>,
     /// Operations of the two, those that send and those that receive.
     of_two: [u32; 2],
     /// Since when it has not answered a ping, and when the last one was sent.
@@ -57,13 +59,6 @@ pub(crate) struct Process<'a> {
     pub(crate) host: &'a mut Host,
     pub(crate) pd: Pd,
     pub(crate) now: Nanos,
-}
-
-/// What was asked for: an operation, on buffers of so many bytes, by an algorithm.
-struct Asked {
-    operation: Operation,
-    buffers: [u64; 2],
-    forced: Option<Algorithm>,
 }
 
 /// What an operation is to a rank.
@@ -96,8 +91,7 @@ pub(crate) struct Group {
     mapped: Result<Mapped, &'static str>,
     wake: Vec<u32>,
     model: Model,
-    /// What was checked last.
-    checked: Option<(Asked, Checked)>,
+    plans: Plans,
     limits: Limits,
     cq: Cq,
     peers: Vec<Peer>,
@@ -110,10 +104,9 @@ pub(crate) struct Group {
     calls: u32,
     own_calls: u32,
     history: VecDeque<Call>,
-    /// Memory and schedules of operations that have ended.
+    /// Memory of operations that have ended, and of those that have not.
     scratch: Vec<(Mr, usize)>,
     in_use: Vec<(u64, Mr, usize)>,
-    schedules: Vec<Schedule>,
     failed: Option<Cause>,
     /// The program knows that.
     has_said_failure: bool,
@@ -177,7 +170,7 @@ impl Group {
             mapped: Err("the ranks have not agreed on shared memory"),
             wake: Vec::new(),
             model: options.model.unwrap_or_default(),
-            checked: None,
+            plans: Plans::default(),
             limits,
             cq,
             peers,
@@ -189,7 +182,6 @@ impl Group {
             history: VecDeque::with_capacity(HISTORY),
             scratch: Vec::new(),
             in_use: Vec::new(),
-            schedules: Vec::new(),
             failed: None,
             has_said_failure: false,
             shrink: None,
@@ -258,10 +250,11 @@ impl Group {
     /// What messages cost, from now on. All ranks have the same.
     pub(crate) fn set_model(&mut self, model: Model) {
         info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
-        (self.model, self.checked) = (model, None);
+        self.model = model;
+        self.plans.clear();
     }
 
-    /// What an operation is to this rank, by the algorithm `forced` if it can be.
+    /// What an operation is to this rank, by the algorithm `forced` if it can be: the plan that is kept of it.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Failed`].
@@ -270,17 +263,13 @@ impl Group {
         operation: &Operation,
         buffers: [u64; 2],
         forced: Option<Algorithm>,
-    ) -> Result<Checked, Error> {
+    ) -> Result<usize, Error> {
         if self.failed.is_some() {
             let name = operation.kind.to_string();
             self.say_failure(name).map_or(Ok(()), Err)?;
         }
-        // Programs call the same again and again.
-        if let Some((asked, checked)) = &self.checked
-            && (asked.buffers, asked.forced) == (buffers, forced)
-            && asked.operation == *operation
-        {
-            return Ok(*checked);
+        if let Some(plan) = self.plans.find(operation, buffers, forced) {
+            return Ok(plan);
         }
         let (rank, size) = (self.rank as usize, self.size() as usize);
         let lengths = operation.lengths(rank, size)?;
@@ -312,9 +301,7 @@ impl Group {
             return Err(Error::invalid("algorithm", algorithm, format!("another one: {problem}")));
         }
         let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced.or(self.options.algorithm));
-        let checked = Checked { lengths, in_place, algorithm };
-        self.checked = Some((Asked { operation: operation.clone(), buffers, forced }, checked));
-        Ok(checked)
+        Ok(self.plans.keep((operation, buffers, forced), Checked { lengths, in_place, algorithm }))
     }
 
     /// Begins an operation. Returns its id.
@@ -326,10 +313,50 @@ impl Group {
         forced: Option<Algorithm>,
         is_own: bool,
     ) -> Result<u64, Error> {
-        let Checked { lengths, in_place, algorithm } = self.check(operation, buffers, forced)?;
+        let plan = self.check(operation, buffers, forced)?;
+        let (_, Checked { lengths, algorithm, .. }) = self.plans.get(plan);
         if algorithm == Algorithm::Mapped {
             return Ok(self.start_mapped(process, operation, lengths, is_own));
         }
+        let call = self.call(operation, algorithm, is_own);
+        let begun = self.begin(process, operation, plan, call);
+        if let Err(error) = &begun {
+            // The others have begun it, or will.
+            self.fail(Cause::Local { problem: error.to_string() });
+        }
+        begun
+    }
+
+    /// Begins an operation by its schedule.
+    fn begin(
+        &mut self,
+        process: &mut Process<'_>,
+        operation: &Operation,
+        plan: usize,
+        call: Call,
+    ) -> Result<u64, Error> {
+        let id = self.first + self.executions.len() as u64;
+        let mut execution = match self.plans.take_ended(plan) {
+            Some(ended) => ended.again(id, call),
+            None => self.execution(operation, plan, (id, call)),
+        };
+        let scratch = execution.scratch_bytes();
+        execution.places.scratch = self.take_scratch(process, id, scratch)?.map(|mr| (mr, 0));
+        for (peer, sends) in execution.peers() {
+            self.link(process, peer)?;
+            let peer = &mut self.peers[peer as usize];
+            if sends { peer.sends.push_back(id) } else { peer.receives.push_back(id) }
+        }
+        execution.take_grants(&mut self.peers);
+        self.executions.push_back(Some(execution));
+        self.is_dirty = true;
+        self.next_look = Nanos::ZERO;
+        Ok(id)
+    }
+
+    /// Plans an operation.
+    fn execution(&self, operation: &Operation, plan: usize, (id, call): (u64, Call)) -> Execution {
+        let (key, Checked { in_place, algorithm, .. }) = self.plans.get(plan);
         let (rank, size, element) = (self.rank as usize, self.size() as usize, operation.data_type.size());
         let [sent, received] =
             [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
@@ -346,45 +373,14 @@ impl Group {
         let chunk = (self.options.chunk_bytes as usize / element).max(1);
         let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element };
         let seat = Seat { rank, size, hosts: &self.hosts };
-        let mut schedule = self.schedules.pop().unwrap_or_default();
-        plan(&task, algorithm, seat, shape, &mut schedule);
-        let call = self.call(operation, algorithm, is_own);
-        let begun = self.begin(process, operation, call, schedule);
-        if let Err(error) = &begun {
-            // The others have begun it, or will.
-            self.fail(Cause::Local { problem: error.to_string() });
-        }
-        begun
+        let mut schedule = Schedule::default();
+        schedule::plan(&task, algorithm, seat, shape, &mut schedule);
+        Execution::new((id, key), call, schedule, Places::of(operation), self.arithmetic(operation))
     }
 
-    /// Begins an operation by its schedule.
-    fn begin(
-        &mut self,
-        process: &mut Process<'_>,
-        operation: &Operation,
-        call: Call,
-        schedule: Schedule,
-    ) -> Result<u64, Error> {
-        let id = self.first + self.executions.len() as u64;
-        let scratch = self.take_scratch(process, id, schedule.scratch * operation.data_type.size())?;
-        let places = Places {
-            input: operation.input.map(|at| (at.buffer.mr, at.offset)),
-            output: operation.output.map(|at| (at.buffer.mr, at.offset)),
-            scratch: scratch.map(|mr| (mr, 0)),
-        };
-        let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
-        let execution = Execution::new(id, call, schedule, places, what);
-        let peers: Vec<(u32, bool)> = execution.peers().collect();
-        for (peer, sends) in peers {
-            self.link(process, peer)?;
-            let peer = &mut self.peers[peer as usize];
-            if sends { peer.sends.push_back(id) } else { peer.receives.push_back(id) }
-        }
-        self.executions.push_back(Some(execution));
-        self.take_grants(id);
-        self.is_dirty = true;
-        self.next_look = Nanos::ZERO;
-        Ok(id)
+    /// What an operation does with elements.
+    fn arithmetic(&self, operation: &Operation) -> What {
+        What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() }
     }
 
     /// What both ends of a channel must have in common of an operation.
@@ -589,9 +585,7 @@ impl Group {
                         turns.pop_front();
                     }
                 }
-                if execution.has_steps() {
-                    self.schedules.push(execution.schedule);
-                }
+                self.plans.end(execution);
             }
         }
         while let Some(None) = self.executions.front() {

@@ -8,7 +8,6 @@ use ferroce_collectives::{DataType, Operation, SharedMemory};
 use group::{LIMIT, options, run, sum};
 
 #[test]
-#[ignore = "each start makes lists of its steps, lanes and peers anew"]
 fn a_call_by_packets_allocates_nothing() {
     calls_allocate_nothing(SharedMemory::Off);
 }

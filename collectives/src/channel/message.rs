@@ -12,6 +12,7 @@
 use std::fmt;
 
 use ferroce::driver::reduction::DataType;
+use ferroce::{RKey, RemoteAddress};
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -83,6 +84,13 @@ pub(crate) struct Grant {
     pub(crate) staging: U64,
     pub(crate) staging_bytes: U32,
     pub(crate) reserved: U32,
+}
+
+impl Grant {
+    /// Where chunks go that land.
+    pub(crate) fn output(&self) -> RemoteAddress {
+        RemoteAddress { addr: self.output.get(), rkey: RKey::new(self.output_key.get()) }
+    }
 }
 
 impl Header {

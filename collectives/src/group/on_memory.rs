@@ -17,9 +17,7 @@ impl Group {
     ) -> u64 {
         let id = self.first + self.executions.len() as u64;
         let call = self.call(operation, Algorithm::Mapped, is_own);
-        let place = |at: Option<crate::At>| at.map(|at| (at.buffer.mr, at.offset));
-        let places = Places { input: place(operation.input), output: place(operation.output), scratch: None };
-        let what = What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() };
+        let (places, what) = (Places::of(operation), self.arithmetic(operation));
         let counts = operation.sent.as_ref().or(operation.received.as_ref());
         let ends = counts.map(|counts| ends(counts));
         let (root, count) = (operation.root as usize, operation.count);
@@ -115,7 +113,8 @@ impl Group {
                 info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id)
             }
         }
-        (self.mapped, self.checked) = (mapped, None);
+        self.mapped = mapped;
+        self.plans.clear();
     }
 
     /// The boards of some ranks, if this communicator's ranks share memory.

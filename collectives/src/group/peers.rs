@@ -3,21 +3,6 @@
 use super::*;
 
 impl Group {
-    /// Grants that came before their operation had begun.
-    pub(super) fn take_grants(&mut self, id: u64) {
-        let Some(Some(execution)) = self.executions.get_mut((id - self.first) as usize) else { return };
-        let peers: Vec<u32> = execution.peers().filter(|(_, sends)| *sends).map(|(peer, _)| peer).collect();
-        for number in peers {
-            let peer = &mut self.peers[number as usize];
-            // One of another call comes to light when a message of this one does.
-            if let Some(index) = peer.grants.iter().position(|(call, _)| *call == execution.call)
-                && let Some((_, grant)) = peer.grants.remove(index)
-            {
-                execution.granted(number, &grant);
-            }
-        }
-    }
-
     /// Makes a channel to a peer, if there is none.
     pub(super) fn link(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         if self.peers[peer as usize].channel.is_none() {

@@ -1,0 +1,87 @@
+//! What programs have asked for lately, checked and planned: they call the same again and again.
+
+use super::*;
+
+/// What was asked for: an operation, on buffers of so many bytes, by an algorithm; and what became of it.
+pub(super) struct Plan {
+    operation: Operation,
+    buffers: [u64; 2],
+    forced: Option<Algorithm>,
+    pub(super) checked: Checked,
+    key: u64,
+    /// It has ended, and may begin again.
+    ended: Option<Execution>,
+}
+
+/// The plans that are kept.
+#[derive(Default)]
+pub(super) struct Plans {
+    plans: Vec<Plan>,
+    /// The one that was found last: what follows it follows it again.
+    latest: usize,
+    /// Plans so far.
+    count: u64,
+}
+
+/// Plans of a communicator, at most: programs go through as many buffers in turn.
+const KEPT: usize = 16;
+
+impl Plans {
+    /// The plan of an operation, if it is kept.
+    pub(super) fn find(
+        &mut self,
+        operation: &Operation,
+        buffers: [u64; 2],
+        forced: Option<Algorithm>,
+    ) -> Option<usize> {
+        let (before, after) = (0..self.latest, self.latest..self.plans.len());
+        let found = after.chain(before).find(|index| {
+            let plan = &self.plans[*index];
+            (plan.buffers, plan.forced) == (buffers, forced) && plan.operation == *operation
+        });
+        self.latest = found.unwrap_or(self.latest);
+        found
+    }
+
+    /// Keeps a plan, in place of the oldest if there are too many. Returns where.
+    pub(super) fn keep(
+        &mut self,
+        (operation, buffers, forced): (&Operation, [u64; 2], Option<Algorithm>),
+        checked: Checked,
+    ) -> usize {
+        let key = self.count;
+        self.count += 1;
+        let plan = Plan { operation: operation.clone(), buffers, forced, checked, key, ended: None };
+        let index = (key % KEPT as u64) as usize;
+        match self.plans.get_mut(index) {
+            Some(oldest) => *oldest = plan,
+            None => self.plans.push(plan),
+        }
+        self.latest = index;
+        index
+    }
+
+    /// What is kept at a place.
+    pub(super) fn get(&self, index: usize) -> (u64, Checked) {
+        (self.plans[index].key, self.plans[index].checked)
+    }
+
+    /// An execution of the plan at a place that has ended.
+    pub(super) fn take_ended(&mut self, index: usize) -> Option<Execution> {
+        self.plans[index].ended.take()
+    }
+
+    /// Keeps an execution that has ended for the next time, if its plan is still there.
+    pub(super) fn end(&mut self, execution: Execution) {
+        let plan = self.plans.get_mut((execution.plan % KEPT as u64) as usize);
+        if let Some(plan) = plan.filter(|plan| plan.key == execution.plan) {
+            plan.ended = Some(execution);
+        }
+    }
+
+    /// Forgets all: what they were made by has changed.
+    pub(super) fn clear(&mut self) {
+        // Keys go on, so that nothing that is under way comes back to another plan.
+        (self.plans, self.latest, self.count) = (Vec::new(), 0, self.count.next_multiple_of(KEPT as u64));
+    }
+}
