@@ -56,6 +56,19 @@ impl Veth {
         command
     }
 
+    /// The Ethernet address of an end, as text.
+    ///
+    /// # Errors
+    /// What the kernel says against it.
+    pub fn mac(&self, end: usize) -> Result<String, Box<dyn Error>> {
+        let path = format!("/sys/class/net/{}/address", Veth::INTERFACE);
+        let output = self.command(end).args(["cat", &path]).output()?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+            false => Err(format!("{path}: {}", String::from_utf8_lossy(&output.stderr).trim()).into()),
+        }
+    }
+
     /// The namespace of an end.
     pub fn namespace(&self, end: usize) -> &str {
         &self.namespaces[end]

@@ -615,7 +615,8 @@ impl Channel {
         // How many are before it that have no completion of their own.
         let wr_id = self.wr_id(self.unsignaled);
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::default() };
+        // Of what nobody waits for the ACK may come with a later one's.
+        let flags = SendFlags::default().signaled(signaled).lazy_ack(!signaled);
         context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags })?;
         self.posted.push_back(Posted { waiting, is_signaled: signaled });
         self.has_posted = true;

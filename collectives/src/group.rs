@@ -515,7 +515,13 @@ impl Group {
             };
             match channel.complete(process.context, &wc, done)? {
                 News::None => {}
-                News::Moved => self.is_dirty = true,
+                News::Moved => {
+                    self.is_dirty = true;
+                    if let Some((ours, theirs)) = self.passed_over(number) {
+                        let (ours, theirs) = (ours.to_string(), theirs.to_string());
+                        self.fail(Cause::Mismatch { peer: number, ours, theirs });
+                    }
+                }
                 News::Granted(call, grant) => {
                     self.is_dirty = true;
                     self.granted(number, call, grant);
@@ -530,6 +536,24 @@ impl Group {
             }
         }
         Ok(())
+    }
+
+    /// What a peer has sent that no operation here takes, because this rank has called something else in its place: each of two
+    /// ranks takes itself for the root, as an example.
+    fn passed_over(&self, peer: u32) -> Option<(Call, Call)> {
+        let peer = &self.peers[peer as usize];
+        if !peer.receives.is_empty() {
+            return None;
+        }
+        let theirs = peer.channel.as_ref()?.arrival()?.call;
+        let calls = if theirs.number & Call::OWN != 0 { self.own_calls } else { self.calls };
+        let ago = calls.wrapping_sub(theirs.number) & (Call::OWN - 1);
+        // What this rank has not called yet is soon.
+        if theirs.number & Call::OF_TWO != 0 || !(1..=HISTORY as u32).contains(&ago) {
+            return None;
+        }
+        let ours = self.history.iter().rfind(|ours| ours.number == theirs.number)?;
+        (*ours != theirs).then_some((*ours, theirs))
     }
 
     fn advance(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {

@@ -192,6 +192,28 @@ fn different_calls_are_told_apart() {
     }
 }
 
+/// Each of two ranks takes itself for the root: both are through at once, and know as soon as they look at messages.
+#[test]
+fn two_roots_are_told_apart_without_another_call() {
+    for size in [2, 3] {
+        let all_know = Arc::new(std::sync::Barrier::new(size as usize));
+        run(size, options().shared_memory(SharedMemory::Off), None, LIMIT, move |mut ranks, all| {
+            let buffer = ranks.allocate(40).unwrap();
+            let root = u32::from(all.rank() == 1);
+            let first = ranks.run(all, &Operation::broadcast(buffer, buffer, 10, DataType::F32, root));
+            poll_for(&mut ranks, Duration::from_millis(200));
+            all_know.wait();
+            // Nobody else calls anything now.
+            let next = ranks.start(all, &Operation::broadcast(buffer, buffer, 10, DataType::F32, all.rank()));
+            let error = first.and(next.map(drop)).unwrap_err();
+            let Error::Failed { cause, .. } = &error else { panic!("{error}") };
+            assert!(matches!(cause, Cause::Mismatch { .. } | Cause::Aborted { .. }), "{error}");
+            let told = error.to_string();
+            assert!(told.contains("root 0") && told.contains("root 1"), "{told}");
+        });
+    }
+}
+
 /// Of two long ones the receiver's grant tells it, of a short one the sender's header; where the sender waits for a grant
 /// and the receiver for a short message, they ask.
 #[test]

@@ -143,7 +143,8 @@ fn each_setter_sets_its_field_and_defaults_are_as_documented() {
         commands: 256 => 1, deliveries: 1024 => 1, idle: Idle::default() => Idle::Spin);
     all(&HandleConfig::default(), &[], &set);
     let set = fields!(SendFlags::default();
-        signaled: false => true, fence: false => true, solicited: false => true);
+        signaled: false => true, fence: false => true, solicited: false => true,
+        lazy_ack: false => true);
     all(&SendFlags::default(), &[], &set);
     let gid = Gid::from_ipv4([192, 0, 2, 1].into());
     let set = fields!(GidEntry::new(gid); roce_v1: false => true, vlan: None => Some(5));

@@ -14,22 +14,26 @@ use ferroce_benches::veth::Veth;
 use serde::Deserialize;
 
 use crate::Outcome;
-use crate::place::Stand;
+use crate::place::{Place, Stand};
 
 /// A library whose operations are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Contender {
     Ferroce,
+    /// An AF_XDP port that moves as many bytes both ways, without a protocol.
+    Raw,
     OpenMpi,
     Gloo,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Contender; 3] = [Contender::Ferroce, Contender::OpenMpi, Contender::Gloo];
+    pub(crate) const ALL: [Contender; 4] =
+        [Contender::Ferroce, Contender::Raw, Contender::OpenMpi, Contender::Gloo];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Contender::Ferroce => "ferroce",
+            Contender::Raw => "raw port",
             Contender::OpenMpi => "Open MPI",
             Contender::Gloo => "gloo",
         }
@@ -122,16 +126,28 @@ impl Programs {
     /// Why a contender is not measured, if it is not.
     pub(crate) fn lacks(&self, contender: Contender) -> Option<&str> {
         match contender {
-            Contender::Ferroce => None,
+            Contender::Ferroce | Contender::Raw => None,
             Contender::OpenMpi => self.open_mpi.as_ref().err().map(String::as_str),
             Contender::Gloo => self.gloo.as_ref().err().map(String::as_str),
         }
+    }
+
+    /// Whether a contender is measured at a place in a round.
+    pub(crate) fn measures(&self, contender: Contender, stand: &Stand, round: usize) -> bool {
+        self.lacks(contender).is_none()
+            && match contender {
+                Contender::Raw => stand.place == Place::AfXdp,
+                // Its start takes longer than what all others do.
+                Contender::Gloo => round.is_multiple_of(3),
+                _ => true,
+            }
     }
 
     /// Runs a job, and returns what rank 0 has printed.
     pub(crate) fn run(&self, contender: Contender, stand: &Stand, job: &Job) -> Outcome<Vec<Time>> {
         let processes = match contender {
             Contender::Ferroce => self.start_ferroce(stand, job)?,
+            Contender::Raw => self.start_raw(stand)?,
             Contender::OpenMpi => self.start_open_mpi(stand, job)?,
             Contender::Gloo => self.start_gloo(stand, job)?,
         };
@@ -140,9 +156,13 @@ impl Programs {
             let last: Vec<&str> = said.lines().rev().take(3).collect();
             format!("{error}: {}", last.join(" / "))
         })?;
-        let times = if contender == Contender::Ferroce { report(&output)? } else { lines(&output)? };
         let sizes = std::iter::successors(Some(job.least), |size| Some(size * FACTOR));
         let sizes: Vec<u64> = sizes.take_while(|size| *size <= job.most).collect();
+        let times = match contender {
+            Contender::Ferroce => report(&output)?,
+            Contender::Raw => moved(&output, job, &sizes)?,
+            _ => lines(&output)?,
+        };
         let measured: Vec<u64> = times.iter().map(|time| time.bytes).collect();
         if measured != sizes {
             return Err(format!("it has measured {measured:?}, not {sizes:?}").into());
@@ -168,6 +188,17 @@ impl Programs {
             command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", stand.ranks.to_string());
             command.env("FERROCE_MASTER_ADDR", stand.master().to_string());
             command.env("FERROCE_MASTER_PORT", port.to_string());
+        })
+    }
+
+    /// This program once more, at both ends.
+    fn start_raw(&self, stand: &Stand) -> Outcome<Vec<Stopped>> {
+        let own = std::env::current_exe()?;
+        let veth = stand.veth.as_ref().ok_or("a raw port is between namespaces")?;
+        let macs = [veth.mac(0)?, veth.mac(1)?];
+        self.start_ranks(stand, |rank, command| {
+            let end = format!("{},{rank},{}", stand.device(rank), macs[1 - rank]);
+            command.arg(&own).args(["--raw-end", &end]);
         })
     }
 
@@ -320,6 +351,17 @@ fn report(output: &str) -> Outcome<Vec<Time>> {
         _ => Err(format!("{wrong} elements are wrong").into()),
     };
     results.into_iter().map(time).collect()
+}
+
+/// Of what a raw port moves in a second: how long it takes for the bytes that each of two ranks sends.
+fn moved(output: &str, job: &Job, sizes: &[u64]) -> Outcome<Vec<Time>> {
+    let rate: f64 = output.trim().parse()?;
+    let share = if job.operation == "all_gather" { 0.5 } else { 1.0 };
+    let time = |bytes: &u64| {
+        let time = *bytes as f64 * share / rate * 1e6;
+        Time { bytes: *bytes, mean: time, median: time }
+    };
+    Ok(sizes.iter().map(time).collect())
 }
 
 fn lines(output: &str) -> Outcome<Vec<Time>> {

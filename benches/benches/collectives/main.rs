@@ -2,10 +2,11 @@
 //! and between two namespaces, in turns.
 //!
 //! All are timed in one way: calls back to back, of the slowest rank the mean. Every element is compared with what it must be. A ratio is
-//! of times of one round; the table has the median of the rounds.
+//! of times of one round; the table has the median of the rounds. gloo is in every third.
 
 mod contender;
 mod place;
+mod raw;
 mod results;
 
 use std::error::Error;
@@ -33,6 +34,9 @@ struct Args {
     operation: Vec<String>,
     #[command(flatten)]
     sheet: SheetOptions,
+    /// Moves frames as one end of two, in place of everything else
+    #[arg(long, hide = true, value_name = "DEVICE,END,MAC")]
+    raw_end: Option<raw::End>,
 }
 
 fn parse_ranks(text: &str) -> Result<usize, String> {
@@ -57,6 +61,9 @@ const FEW_SIZES: [(u64, u64, u32, u32); 1] = [(4, 16 << 10, 20, 2)];
 
 fn main() -> Outcome<()> {
     let args = Args::parse();
+    if let Some(end) = &args.raw_end {
+        return raw::run(end);
+    }
     let bench = args.sheet.bench;
     let sizes: &[_] = if bench { &SIZES } else { &FEW_SIZES };
     let programs = Programs::new(bench)?;
@@ -67,6 +74,7 @@ fn main() -> Outcome<()> {
         }
     }
     let cores = cores()?;
+    results.print_start();
     for place in Place::ALL.into_iter().filter(|place| args.place.is_empty() || args.place.contains(place)) {
         for ranks in args.ranks.iter().copied() {
             let stand = match Stand::new(place, ranks, cores) {
@@ -80,11 +88,13 @@ fn main() -> Outcome<()> {
             {
                 let mut measured = Measured::new(place, ranks, operation);
                 measure(&programs, &stand, sizes, &mut results, &mut measured);
+                // It takes an hour to the end.
+                measured.print();
                 results.measured.push(measured);
             }
         }
     }
-    results.print();
+    results.print_end();
     args.sheet.save(|| results.json(), || results.svg())?;
     results.verdict()
 }
@@ -127,7 +137,8 @@ fn measure(
             let least =
                 if measured.operation == "all_gather" { least.max(4 * stand.ranks as u64) } else { least };
             let job = Job { operation: measured.operation, least, most, iterations, warmup };
-            for contender in turn.into_iter().filter(|contender| programs.lacks(*contender).is_none()) {
+            for contender in turn.into_iter().filter(|contender| programs.measures(*contender, stand, round))
+            {
                 let mut repetitions = Repetitions::of(1);
                 loop {
                     let before = LineTime::measure();

@@ -298,6 +298,15 @@ impl QueuePair {
         self.destination = self.destination.unheard();
     }
 
+    /// The packet that was sent last is sent again: it is in flight once.
+    pub(crate) fn forget_newest(&mut self, shared: &mut Shared, direction: Direction) {
+        let packets = &mut self.requester.flight.packets[direction as usize];
+        if *packets > 0 {
+            *packets -= 1;
+            shared.destinations.remove(self.destination.class(direction), *packets, 1);
+        }
+    }
+
     /// What is not acknowledged counts as lost, or does not matter any more.
     pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
         let una = self.requester.una();

@@ -42,6 +42,8 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Nanos,
+    /// Nothing in flight asks for an answer, and that is when one is asked for.
+    asks_late: bool,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
     /// When that wait began, and for which packet it is.
@@ -74,6 +76,7 @@ impl Requester {
             retries_left: attributes.retry_count,
             rnr_retries_left: attributes.rnr_retry,
             ack_deadline: Nanos::NEVER,
+            asks_late: false,
             rnr_deadline: Nanos::NEVER,
             rnr_began: Nanos::ZERO,
             rnr_psn: attributes.sq_psn,
@@ -226,8 +229,9 @@ impl QueuePair {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
-            let asks =
-                kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks = kind.is_read_or_atomic
+                || after.0 == after.1 && !(wqe.flags.lazy_ack && self.may_ask_late(psn))
+                || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
             let Some(length) = self.write_request(shared, slot, (number, packet, count), asks) else {
                 if self.await_bytes(shared, number, packet, path_mtu) {
@@ -387,10 +391,32 @@ impl QueuePair {
         }
         if end.distance(requester.sent) > 0 {
             requester.sent = end;
-        } else {
+        } else if !requester.asks_late {
             shared.count(Counter::RetransmittedPkts);
         }
-        self.ensure_ack_timer(shared);
+        if asks && requester.asks_late {
+            self.arm_ack_timer(shared);
+        } else {
+            self.ensure_ack_timer(shared);
+        }
+    }
+
+    /// Whether a packet that is sent for the first time may leave it to a later one to ask for its ACK.
+    #[cold]
+    fn may_ask_late(&self, psn: Psn) -> bool {
+        psn == self.requester.sent && self.selective.is_none() && self.requester.attributes.timeout > 0
+    }
+
+    /// Whether nothing in flight asks for an answer, because its requests are lazy, and nothing is sent again.
+    #[cold]
+    fn is_lazy(&self) -> bool {
+        let newest = self.requester.cursor.wrapping_sub(1);
+        if self.awaits_answer() || self.requester.cursor_packet > 0 || self.requester.cursor == self.sq.head()
+        {
+            return false;
+        }
+        let wqe = self.sq.wqe(newest);
+        wqe.flags.lazy_ack && wqe.first_psn + wqe.packets == self.requester.sent && self.selective.is_none()
     }
 
     /// Starts the ACK timer if it does not run.
@@ -417,9 +443,13 @@ impl QueuePair {
     /// Starts the ACK timer anew. It runs for a queue pair that is scheduled too: a port that takes nothing gives
     /// nobody a turn.
     pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
+        let is_in_flight = self.requester.una != self.requester.sent;
+        let asks_late = is_in_flight && !self.awaits_answer() && self.is_lazy();
         let requester = &mut self.requester;
+        requester.asks_late = asks_late;
         requester.ack_deadline = match requester.ack_timeout() {
-            Some(timeout) if requester.una != requester.sent => shared.now + timeout,
+            Some(timeout) if asks_late => shared.now + timeout / 4,
+            Some(timeout) if is_in_flight => shared.now + timeout,
             _ => Nanos::NEVER,
         };
         shared.scheduler.at(self.handle.0.index, requester.ack_deadline);

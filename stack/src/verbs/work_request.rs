@@ -161,11 +161,14 @@ pub struct SendFlags {
     pub fence: bool,
     /// Asks for a solicited event at the peer.
     pub solicited: bool,
+    /// Asks for no ACK of its own: see [`lazy_ack`](SendFlags::lazy_ack).
+    pub lazy_ack: bool,
 }
 
 impl SendFlags {
     /// Only [`signaled`](SendFlags::signaled).
-    pub const SIGNALED: SendFlags = SendFlags { signaled: true, fence: false, solicited: false };
+    pub const SIGNALED: SendFlags =
+        SendFlags { signaled: true, fence: false, solicited: false, lazy_ack: false };
 
     /// Completes with a work completion even when it succeeds.
     pub const fn signaled(self, signaled: bool) -> Self {
@@ -180,6 +183,14 @@ impl SendFlags {
     /// Asks for a solicited event at the peer.
     pub const fn solicited(self, solicited: bool) -> Self {
         SendFlags { solicited, ..self }
+    }
+
+    /// RC with go-back-N: asks for no ACK of its own, which saves a packet where messages go both ways. It completes with a later
+    /// request that asks; where none follows in a quarter of the [ACK timeout](crate::ReadyToSend::ack_timeout), its last
+    /// packet is sent once more and asks. Without a timeout it asks at once, as do queue pairs with selective repeat and RNICs,
+    /// to which this says nothing.
+    pub const fn lazy_ack(self, lazy_ack: bool) -> Self {
+        SendFlags { lazy_ack, ..self }
     }
 }
 

@@ -85,5 +85,6 @@ fn work(number: u32) -> Work {
         signaled: number.is_multiple_of(16),
         fence: false,
         solicited: false,
+        lazy: number % 16 < 8,
     }
 }

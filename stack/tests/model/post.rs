@@ -221,7 +221,8 @@ impl World {
         let flags = SendFlags::default()
             .signaled(work.signaled || model.requests(e).outstanding() >= SILENCE)
             .fence(work.fence || closes || writes && model.needs_fence(e, touches))
-            .solicited(work.solicited);
+            .solicited(work.solicited)
+            .lazy_ack(work.lazy);
         let length = action.length();
         let inline = match action {
             Action::Send { data, .. } | Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
@@ -377,4 +378,5 @@ pub(crate) const NOTHING: Work = Work {
     signaled: false,
     fence: false,
     solicited: false,
+    lazy: false,
 };

@@ -190,6 +190,7 @@ pub(crate) struct Work {
     pub(crate) signaled: bool,
     pub(crate) fence: bool,
     pub(crate) solicited: bool,
+    pub(crate) lazy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -384,9 +385,9 @@ fn work() -> impl Strategy<Value = Work> {
         2 => any::<u16>().prop_map(Length::Part),
     ];
     let flag = |probability| prop::bool::weighted(probability);
-    let flags = (flag(0.5), flag(0.5), flag(0.5), flag(0.1), flag(0.3));
+    let flags = (flag(0.5), flag(0.5), flag(0.5), flag(0.1), flag(0.3), flag(0.3));
     (verb, length, any::<u32>(), 1u8..=4, flags).prop_map(
-        |(verb, length, place, pieces, (window, inline, signaled, fence, solicited))| Work {
+        |(verb, length, place, pieces, (window, inline, signaled, fence, solicited, lazy))| Work {
             verb,
             length,
             place,
@@ -396,6 +397,7 @@ fn work() -> impl Strategy<Value = Work> {
             signaled,
             fence,
             solicited,
+            lazy,
         },
     )
 }

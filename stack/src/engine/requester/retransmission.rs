@@ -3,6 +3,7 @@
 use ferroce_driver::Nanos;
 use ferroce_wire::{Psn, RnrTimer};
 
+use crate::engine::destination::Direction;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
@@ -19,7 +20,10 @@ impl QueuePair {
         if requester.rnr_deadline <= shared.now {
             requester.rnr_deadline = Nanos::NEVER;
             self.schedule(shared);
-        } else if requester.ack_deadline <= shared.now && !self.extend_ack_timer(shared) {
+        } else if requester.ack_deadline <= shared.now
+            && !self.ask_late(shared)
+            && !self.extend_ack_timer(shared)
+        {
             let requester = &mut self.requester;
             requester.ack_deadline = Nanos::NEVER;
             requester.sequence_nak_seen = false;
@@ -36,6 +40,25 @@ impl QueuePair {
             _ => {}
         }
         self.settle(shared);
+    }
+
+    /// Asks for the ACK of requests that did not ask for one, by their last packet once more. Returns whether it does.
+    #[cold]
+    fn ask_late(&mut self, shared: &mut Shared) -> bool {
+        let timeout = self.requester.ack_timeout();
+        let Some(timeout) = timeout.filter(|_| self.requester.asks_late && self.is_lazy()) else {
+            return false;
+        };
+        let requester = &mut self.requester;
+        requester.cursor = requester.cursor.wrapping_sub(1);
+        let wqe = self.sq.wqe(requester.cursor);
+        requester.cursor_packet = wqe.packets - 1;
+        requester.ack_deadline = shared.now + timeout;
+        shared.scheduler.at(self.handle.0.index, requester.ack_deadline);
+        let direction = Direction::of(wqe.kind);
+        self.forget_newest(shared, direction);
+        self.schedule(shared);
+        true
     }
 
     /// Lets the ACK timer run on if the pacer, or the staging of memory of a device, holds back what would ask for an answer: a

@@ -1,0 +1,141 @@
+//! Messages that ask for no ACK of their own.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::time::Duration;
+
+use ferroce::wire::Opcode;
+use ferroce::*;
+use ferroce_test_support::packet::{NAK_SEQUENCE, ack, nak};
+use ferroce_test_support::peer::{Peer, SQ, Setup};
+
+const LAZY: SendFlags = SendFlags::SIGNALED.signaled(false).lazy_ack(true);
+/// The ACK timeout of [`Setup`]: 4.096 µs · 2^14.
+const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
+
+fn post(peer: &mut Peer, wr_id: u64, flags: SendFlags) {
+    peer.post_flagged(wr_id, SendOp::Send, Data::Inline(b"hello"), flags);
+}
+
+#[track_caller]
+fn expect(peer: &mut Peer, psn: u32, asks: bool) {
+    assert_eq!(peer.expect(Opcode::RC_SEND_ONLY, psn).bth.ack_req(), asks, "AckReq of PSN {psn}");
+}
+
+/// A later message that asks completes those before it, and the time of its ACK counts from it.
+#[test]
+fn a_later_message_asks_for_lazy_ones() {
+    let mut peer = Peer::new();
+    post(&mut peer, 0, LAZY);
+    expect(&mut peer, SQ, false);
+    peer.advance(TIMEOUT / 8);
+    post(&mut peer, 1, LAZY.signaled(true));
+    expect(&mut peer, SQ + 1, false);
+    post(&mut peer, 2, SendFlags::SIGNALED);
+    expect(&mut peer, SQ + 2, true);
+    peer.advance(TIMEOUT / 2);
+    peer.expect_nothing();
+    peer.inject(ack(SQ + 2, 3));
+    peer.expect_wc(1, WcStatus::Success);
+    peer.expect_wc(2, WcStatus::Success);
+    peer.advance(2 * TIMEOUT);
+    peer.expect_nothing();
+}
+
+/// Where none follows the last is sent once more and asks; that is neither a timeout nor a retransmission. When its answer does
+/// not come either, all is sent again as ever.
+#[test]
+fn the_last_of_lazy_messages_asks_when_nothing_follows() {
+    let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
+    for i in 0..3 {
+        post(&mut peer, i.into(), LAZY.signaled(true));
+        expect(&mut peer, SQ + i, false);
+    }
+    peer.advance(TIMEOUT / 4 - Duration::from_micros(10));
+    peer.expect_nothing();
+    peer.advance(Duration::from_micros(20));
+    expect(&mut peer, SQ + 2, true);
+    peer.expect_nothing();
+    peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
+    peer.expect_counted(Counter::RetransmittedPkts, 0);
+    // What follows asks, or not, as before.
+    post(&mut peer, 3, LAZY.signaled(true));
+    expect(&mut peer, SQ + 3, false);
+    peer.advance(TIMEOUT);
+    for i in 0..4 {
+        expect(&mut peer, SQ + i, true);
+    }
+    peer.expect_counted(Counter::LocalAckTimeoutErr, 1);
+    peer.inject(ack(SQ + 3, 4));
+    (0..4).for_each(|i| _ = peer.expect_wc(i, WcStatus::Success));
+    peer.advance(2 * TIMEOUT);
+    peer.expect_nothing();
+    // The destination has room for as much as before: whatever was sent twice is in flight once.
+    post(&mut peer, 4, LAZY);
+    expect(&mut peer, SQ + 4, false);
+}
+
+/// A peer that is gone is given up a quarter of a timeout later than by a message that asks.
+#[test]
+fn nobody_answers_lazy_messages() {
+    let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
+    post(&mut peer, 0, LAZY);
+    expect(&mut peer, SQ, false);
+    for waits in [TIMEOUT / 4, TIMEOUT] {
+        peer.advance(waits + Duration::from_micros(10));
+        expect(&mut peer, SQ, true);
+    }
+    peer.advance(TIMEOUT + Duration::from_micros(10));
+    peer.expect_wc(0, WcStatus::RetryExcErr);
+}
+
+/// A loss comes to light with the next message.
+#[test]
+fn lost_lazy_messages_are_sent_again() {
+    let mut peer = Peer::new();
+    for i in 0..2 {
+        post(&mut peer, i.into(), LAZY.signaled(true));
+        expect(&mut peer, SQ + i, false);
+    }
+    peer.inject(nak(NAK_SEQUENCE, SQ, 0));
+    expect(&mut peer, SQ, true);
+    expect(&mut peer, SQ + 1, true);
+    peer.inject(ack(SQ + 1, 2));
+    peer.expect_wc(0, WcStatus::Success);
+    peer.expect_wc(1, WcStatus::Success);
+}
+
+/// Without a timer nobody would ask later.
+#[test]
+fn without_a_timeout_all_messages_ask() {
+    let mut peer = Peer::with(Setup { timeout: 0, ..Setup::default() });
+    post(&mut peer, 0, LAZY);
+    expect(&mut peer, SQ, true);
+    peer.inject(ack(SQ, 1));
+}
+
+/// A send queue that is full of them has room again.
+#[test]
+fn a_queue_of_lazy_messages_drains() {
+    let mut peer = Peer::new();
+    let mut posted = 0;
+    loop {
+        let request = SendWorkRequest {
+            wr_id: posted.into(),
+            op: SendOp::Send,
+            data: Data::Inline(b"hello"),
+            flags: LAZY,
+        };
+        match peer.context.post_send(peer.qp, &request) {
+            Ok(()) => posted += 1,
+            Err(Error::QueueFull { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let packets = peer.take_packets();
+    assert_eq!(packets.len(), posted as usize);
+    peer.advance(TIMEOUT / 4 + Duration::from_micros(10));
+    expect(&mut peer, SQ + posted - 1, true);
+    peer.inject(ack(SQ + posted - 1, posted));
+    post(&mut peer, 0, LAZY);
+    expect(&mut peer, SQ + posted, false);
+}
