@@ -11,7 +11,10 @@ impl Group {
             if self.is_leaving {
                 channel.signal_all();
             }
-            self.peers[peer as usize].channel = Some(Box::new(channel));
+            let link = &mut self.peers[peer as usize];
+            link.channel = Some(Box::new(channel));
+            // A peer that waits for this rank is a call ahead, seldom more.
+            link.grants.reserve(8);
             self.linked.push(peer);
             self.greet(process, peer)?;
         }
