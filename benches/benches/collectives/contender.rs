@@ -206,6 +206,8 @@ impl Programs {
         let (python, script) = self.gloo.as_ref().map_err(String::as_str)?;
         let port = free_port()?;
         self.start_ranks(stand, |rank, command| {
+            // Its threads hand each call on: on one core they would wait for each other's time slices.
+            command.args(["taskset", "-c", &stand.all_cores()]);
             command.arg(python).arg(script).args(job.arguments());
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
             command.env("MASTER_ADDR", stand.master().to_string()).env("MASTER_PORT", port.to_string());

@@ -58,6 +58,12 @@ impl Stand {
         Ok(Stand { place, ranks, cores, veth })
     }
 
+    /// Both, as taskset takes them.
+    pub(crate) fn all_cores(&self) -> String {
+        let [a, b] = self.cores;
+        format!("{a},{b}")
+    }
+
     /// Whether ranks give up their cores while they wait.
     pub(crate) fn yields(&self) -> bool {
         self.ranks > 2

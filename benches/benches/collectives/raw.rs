@@ -21,7 +21,7 @@ const BURST: u64 = 64;
 const TAKEN: Range<usize> = 54..62;
 /// How long is measured.
 const TIME: Duration = Duration::from_millis(1500);
-/// As long nothing has come: what is under way is lost, or the other end was not there.
+/// The other end has taken nothing for so long: what is under way is lost, or it was not there.
 const SILENCE: Duration = Duration::from_millis(50);
 /// How long the other end may take to be there.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,16 +63,18 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
     let (mut sent, mut taken, mut heard, mut lost) = (0_u64, 0_u64, 0_u64, 0_u64);
     let (mut began, mut last) = (None, Instant::now());
     loop {
-        let before = taken;
+        let before = heard;
         driver.rx_burst(clock.now(), &mut |frame: &[u8]| {
             let Some(count) = frame.get(TAKEN).and_then(|bytes| bytes.try_into().ok()) else { return };
             heard = heard.max(u64::from_be_bytes(count));
             taken += 1;
         })?;
         let now = Instant::now();
-        if taken > before {
-            last = now;
+        if taken > 0 {
             began.get_or_insert((now, taken));
+        }
+        if heard > before {
+            last = now;
         } else if now - last > SILENCE {
             (lost, last) = (sent - heard, now);
             if began.is_none() && now - start > PATIENCE {
