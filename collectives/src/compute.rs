@@ -11,6 +11,7 @@ use ferroce::driver::{Span, SpanMut};
 use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Sge};
 
 use crate::Error;
+use crate::fallback;
 use crate::memory::register;
 
 /// What goes into a reduction.
@@ -213,6 +214,7 @@ impl Computer {
         sources: &[Sge],
         compute: impl Fn(&mut [u8], usize),
     ) -> Result<(), Error> {
+        fallback::by_the_host(context, self.blocks.is_empty());
         self.blocks.resize((sources.len() + 1) * BLOCK, 0);
         let length = target.length as usize;
         for start in (0..length).step_by(BLOCK) {

@@ -118,6 +118,7 @@ mod compute;
 mod control;
 mod error;
 mod execution;
+mod fallback;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod group;

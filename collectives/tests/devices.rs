@@ -13,7 +13,9 @@ use ferroce::driver::gpu::{DATA_TYPES, Device};
 use ferroce::driver::reduction::reduce;
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Memory, RnicPort};
-use ferroce_collectives::{Algorithm, Collectives, Communicator, DataType, Operation, ReduceOp};
+use ferroce_collectives::{
+    Algorithm, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
+};
 use ferroce_driver_test_support::gpu;
 use ferroce_driver_test_support::rnic_stub::Stub;
 use group::{LIMIT, check_sums, element, fill, options, run, run_on, run_with_gpus, sum};
@@ -42,6 +44,32 @@ fn strict(rank: u32) -> Option<Arc<dyn Device>> {
     let latest = Duration::from_micros(u64::from(rank) * 100);
     let device: Arc<dyn Device> = Strict::default().seed(rank.into()).latest(latest).open().unwrap();
     Some(device).filter(|_| rank % 4 != 3)
+}
+
+/// What goes a slower way than it might is counted, with its reason.
+#[test]
+fn fallbacks_are_among_the_metrics() {
+    run_with_gpus(2, options(), LIMIT, strict, |mut ranks, all| {
+        let buffer = ranks.allocate(800).unwrap();
+        let average = Operation::all_reduce(buffer, buffer, 100, DataType::F32, Reduction::Average);
+        ranks.run(all, &average).unwrap();
+        let metrics = ranks.context().metrics().to_string();
+        let has = |reason: &str| {
+            metrics
+                .lines()
+                .any(|line| line.starts_with("ferroce_collective_fallbacks_total{") && line.contains(reason))
+        };
+        assert!(has("reason=\"the ranks do not all share memory (see the log)\""), "{metrics}");
+        assert!(has("reason=\"memory of a device is combined by the CPU\""), "{metrics}");
+        ranks.finish().unwrap();
+    });
+    // Nothing is one where it was asked for.
+    run(2, options().shared_memory(SharedMemory::Off), None, LIMIT, |mut ranks, all| {
+        let buffer = ranks.allocate(800).unwrap();
+        sum(&mut ranks, all, buffer, 100, DataType::F32).unwrap();
+        assert!(!ranks.context().metrics().to_string().contains("collective_fallbacks"));
+        ranks.finish().unwrap();
+    });
 }
 
 fn found(_: u32) -> Option<Arc<dyn Device>> {

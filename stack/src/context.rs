@@ -17,7 +17,7 @@ use ferroce_wire::{PKey, Psn};
 
 use crate::backend::{Backend, Device, dispatch};
 use crate::telemetry::counters::Counters;
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::metrics::{Metrics, ProgramCounter};
 use crate::verbs::{Config, DeviceAttributes, Error, Event, EventSource, GidEntry, Port};
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue
@@ -131,6 +131,14 @@ impl Context {
     /// [`driver_stats`](Context::driver_stats), what is in use, and how much there can be.
     pub fn metrics(&self) -> Metrics {
         dispatch!(&self.backend, metrics())
+    }
+
+    /// Counts something of the program's own, which [`metrics`](Context::metrics) show with the rest.
+    pub fn count(&mut self, counter: &ProgramCounter, label: &'static str) {
+        match &mut self.backend {
+            Backend::Software(software) => software.program_counters.count(counter, label),
+            Backend::Hardware(hardware) => hardware.program_counters.count(counter, label),
+        }
     }
 
     /// Shows [`metrics`](Context::metrics) to other processes of this user from now on, as

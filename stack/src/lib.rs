@@ -135,7 +135,9 @@ pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
 pub use telemetry::counters::{Counter, Counters, Origin};
 pub use telemetry::exporter::Exported;
-pub use telemetry::metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
+pub use telemetry::metrics::{
+    Exposition, Label, Metric, MetricKind, Metrics, MetricsError, ProgramCounter, Sample,
+};
 pub use verbs::{
     Access, AddressVector, Ah, CnpScope, Config, CongestionControl, CongestionNotification, Cq,
     DEFAULT_WINDOW, Data, Dcqcn, DcqcnRules, Destination, DeviceAttributes, Endpoint, Error, Event,

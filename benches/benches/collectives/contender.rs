@@ -54,10 +54,11 @@ pub(crate) struct Job {
 pub(crate) const FACTOR: u64 = 4;
 
 impl Job {
-    /// As the programs of the others take them.
-    fn arguments(&self) -> [String; 6] {
+    /// As the programs of the others take them, `share` being how many iterations are one there.
+    fn arguments(&self, share: u32) -> [String; 6] {
         let Job { operation, least, most, iterations, warmup } = self;
-        let numbers = [*least, *most, FACTOR, (*iterations).into(), (*warmup).into()];
+        let [iterations, warmup] = [iterations, warmup].map(|count| (*count / share).max(2));
+        let numbers = [*least, *most, FACTOR, iterations.into(), warmup.into()];
         let [a, b, c, d, e] = numbers.map(|number| number.to_string());
         [(*operation).to_owned(), a, b, c, d, e]
     }
@@ -208,7 +209,8 @@ impl Programs {
         self.start_ranks(stand, |rank, command| {
             // Its threads hand each call on: on one core they would wait for each other's time slices.
             command.args(["taskset", "-c", &stand.all_cores()]);
-            command.arg(python).arg(script).args(job.arguments());
+            // A call takes it milliseconds.
+            command.arg(python).arg(script).args(job.arguments(10));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
             command.env("MASTER_ADDR", stand.master().to_string()).env("MASTER_PORT", port.to_string());
             command.env("GLOO_SOCKET_IFNAME", if stand.veth.is_some() { Veth::INTERFACE } else { "lo" });
@@ -261,7 +263,7 @@ impl Programs {
             }
         }
         // Its own binding knows no two ranks of two hosts that are one.
-        command.arg(self.pin(stand)?).arg(program).args(job.arguments());
+        command.arg(self.pin(stand)?).arg(program).args(job.arguments(1));
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.log())?);
         Ok(vec![Stopped(command.spawn()?)])

@@ -175,7 +175,8 @@ impl Collectives {
             info!(rank = communicator.rank, "{error}");
         }
         if let Some(group) = self.groups.get_mut(communicator.handle) {
-            group.set_mapped(mapped.map_err(|_| "the ranks do not all share memory (see the log)"));
+            let mapped = mapped.map_err(|_| "the ranks do not all share memory (see the log)");
+            group.set_mapped(&mut self.context, mapped);
         }
         Ok(())
     }
@@ -210,7 +211,7 @@ impl Collectives {
                 }
             };
             if let Some(group) = self.groups.get_mut(communicator.handle) {
-                group.set_mapped(Ok(mapped));
+                group.set_mapped(&mut self.context, Ok(mapped));
             }
         }
         Ok(communicator)

@@ -1,6 +1,8 @@
 //! Operations on memory that all ranks have mapped.
 
 use super::*;
+use crate::fallback;
+use crate::options::SharedMemory;
 
 /// How often other ranks' boards are looked at before packets are looked after again: what a rank shows is there in less than a
 /// microsecond, or late.
@@ -106,9 +108,11 @@ impl Group {
     }
 
     /// Operations on mapped memory from now on, or why not.
-    pub(crate) fn set_mapped(&mut self, mapped: Result<Mapped, &'static str>) {
+    pub(crate) fn set_mapped(&mut self, context: &mut Context, mapped: Result<Mapped, &'static str>) {
+        let is_possible = self.options.shared_memory != SharedMemory::Off && self.hosts.count() == 1;
         match &mapped {
             Ok(_) => info!(rank = self.rank, "communicator {:016x}: the ranks share memory", self.id),
+            Err(problem) if is_possible => fallback::without_memory(context, self.id, problem),
             Err(problem) => {
                 info!(rank = self.rank, "communicator {:016x}: no shared memory, because {problem}", self.id)
             }

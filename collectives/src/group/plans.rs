@@ -25,6 +25,8 @@ pub(super) struct Plans {
 
 /// Plans of a communicator, at most: programs go through as many buffers in turn.
 const KEPT: usize = 16;
+/// Steps of an execution that is kept, at most, for its memory: one of more takes long enough to be planned anew.
+const STEPS: usize = 4096;
 
 impl Plans {
     /// The plan of an operation, if it is kept.
@@ -74,7 +76,8 @@ impl Plans {
     /// Keeps an execution that has ended for the next time, if its plan is still there.
     pub(super) fn end(&mut self, execution: Execution) {
         let plan = self.plans.get_mut((execution.plan % KEPT as u64) as usize);
-        if let Some(plan) = plan.filter(|plan| plan.key == execution.plan) {
+        let (steps, _) = execution.progress();
+        if let Some(plan) = plan.filter(|plan| plan.key == execution.plan && steps <= STEPS) {
             plan.ended = Some(execution);
         }
     }

@@ -34,6 +34,7 @@ use crate::engine::event::Events;
 use crate::engine::slab::{Slab, first_generation};
 use crate::telemetry::counters::{Counter, Counters};
 use crate::telemetry::exporter::Exporter;
+use crate::telemetry::metrics::ProgramCounters;
 use crate::verbs::{
     Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
 };
@@ -80,6 +81,7 @@ pub(crate) struct Hardware {
     counted_before: Counters,
     next_count: Nanos,
     exporter: Option<Exporter>,
+    pub(crate) program_counters: ProgramCounters,
     /// librdmacm that was loaded already.
     cm_functions: Option<CmFunctions>,
     connections: Option<Box<Connections>>,
@@ -204,6 +206,7 @@ impl Hardware {
             counted_before,
             next_count: Nanos(0),
             exporter: None,
+            program_counters: ProgramCounters::default(),
             cm_functions,
             connections: None,
             connection_limits: ConnectionLimits::new(config, generation),

@@ -24,6 +24,7 @@ use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
 use crate::engine::srq::SharedReceiveQueue;
 use crate::telemetry::exporter::Exporter;
+use crate::telemetry::metrics::ProgramCounters;
 use crate::verbs::{Config, CongestionControl, Cq, Error, Feature, Pd, Port, Qp, Srq};
 use engine::Engine;
 
@@ -33,6 +34,7 @@ pub(crate) struct Software {
     engine: Engine,
     pds: Slab<()>,
     exporter: Option<Exporter>,
+    pub(crate) program_counters: ProgramCounters,
     readiness: Readiness,
     /// Somebody waits, or has waited, for `readiness`.
     armed: bool,
@@ -64,6 +66,7 @@ impl Software {
             engine,
             driver,
             exporter: None,
+            program_counters: ProgramCounters::default(),
             readiness,
             armed: false,
             congestion: config.congestion,

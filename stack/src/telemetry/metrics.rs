@@ -68,6 +68,52 @@ pub struct Metrics {
     metrics: Vec<Metric>,
 }
 
+/// Something that a program, or a library on top of a context, counts among the [`Metrics`] of the context:
+/// [`Context::count`](crate::Context::count).
+///
+/// ```
+/// # use ferroce::*;
+/// # fn main() -> Result<(), Error> {
+/// const REFUSED: ProgramCounter = ProgramCounter::new("refused_orders", "Orders that were refused.", "reason");
+/// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+/// context.count(&REFUSED, "no such account");
+/// let line = "ferroce_refused_orders_total{device=\"loopback\",driver=\"loopback\",reason=\"no such account\"} 1";
+/// assert!(context.metrics().to_string().contains(line));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct ProgramCounter {
+    /// As [`Metric::name`].
+    pub name: &'static str,
+    /// What it counts, in one sentence.
+    pub help: &'static str,
+    /// The name of the label that tells its values apart.
+    pub label: &'static str,
+}
+
+impl ProgramCounter {
+    /// One that no context of ferroce has itself.
+    pub const fn new(name: &'static str, help: &'static str, label: &'static str) -> ProgramCounter {
+        ProgramCounter { name, help, label }
+    }
+}
+
+/// What a program has counted, by counter and label. Labels are in the program's text, so they are few.
+#[derive(Debug, Default)]
+pub(crate) struct ProgramCounters(Vec<(ProgramCounter, &'static str, u64)>);
+
+impl ProgramCounters {
+    pub(crate) fn count(&mut self, counter: &ProgramCounter, label: &'static str) {
+        let key = (counter.name, label);
+        match self.0.binary_search_by_key(&key, |(counter, label, _)| (counter.name, label)) {
+            Ok(index) => self.0[index].2 += 1,
+            Err(index) => self.0.insert(index, (*counter, label, 1)),
+        }
+    }
+}
+
 /// The states of several contexts as one text, in which each metric is explained once.
 #[derive(Clone, Copy, Debug)]
 pub struct Exposition<'a>(pub &'a [Metrics]);
@@ -108,6 +154,12 @@ impl Metrics {
     pub(crate) fn push_driver(&mut self, stats: &Stats) {
         for (name, help, value) in stats.named() {
             self.push(name, help, MetricKind::Counter, None, value);
+        }
+    }
+
+    pub(crate) fn push_program(&mut self, ProgramCounters(counted): &ProgramCounters) {
+        for (ProgramCounter { name, help, label }, value, count) in counted {
+            self.push(*name, *help, MetricKind::Counter, Some(Label::new(label, *value)), *count);
         }
     }
 

@@ -56,6 +56,7 @@ impl Hardware {
         );
         let peers = self.qps.iter().filter_map(|qp| Some((qp.told.address?.gid, qp.told.path_mtu?)));
         metrics.push_port(&self.port, peers);
+        metrics.push_program(&self.program_counters);
         metrics
     }
 

@@ -49,6 +49,7 @@ impl Software {
             );
         }
         self.push_reactions(&mut metrics);
+        metrics.push_program(&self.program_counters);
         metrics
     }
 
