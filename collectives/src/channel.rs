@@ -615,7 +615,7 @@ impl Channel {
         // How many are before it that have no completion of their own.
         let wr_id = self.wr_id(self.unsignaled);
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        // Of what nobody waits for the ACK may come with a later one's.
+        // Nobody waits for its ACK, which may come with that of a later one.
         let flags = SendFlags::default().signaled(signaled).lazy_ack(!signaled);
         context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags })?;
         self.posted.push_back(Posted { waiting, is_signaled: signaled });

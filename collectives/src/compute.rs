@@ -145,10 +145,15 @@ impl Computer {
         if let Some(done) = by_cpu(context.copy(target, source)) {
             return done;
         }
-        self.by_blocks(context, target, &[source], |blocks, bytes| {
-            let (result, source) = blocks.split_at_mut(BLOCK);
-            result[..bytes].copy_from_slice(&source[..bytes]);
-        })
+        self.by_blocks(
+            context,
+            "a device's memory is copied by the CPU",
+            (target, &[source]),
+            |blocks, bytes| {
+                let (result, source) = blocks.split_at_mut(BLOCK);
+                result[..bytes].copy_from_slice(&source[..bytes]);
+            },
+        )
     }
 
     /// Copies bytes, as many as there are.
@@ -179,10 +184,15 @@ impl Computer {
         if let Some(done) = by_cpu(context.scale(data_type, target, source, factor)) {
             return done;
         }
-        self.by_blocks(context, target, &[source], |blocks, bytes| {
-            let (result, source) = blocks.split_at_mut(BLOCK);
-            scale(data_type, (&mut result[..bytes]).into(), (&source[..bytes]).into(), factor);
-        })
+        self.by_blocks(
+            context,
+            "a device's memory is scaled by the CPU",
+            (target, &[source]),
+            |blocks, bytes| {
+                let (result, source) = blocks.split_at_mut(BLOCK);
+                scale(data_type, (&mut result[..bytes]).into(), (&source[..bytes]).into(), factor);
+            },
+        )
     }
 
     /// Reduces elements, from left to right.
@@ -196,12 +206,17 @@ impl Computer {
         if let Some(done) = by_cpu(context.reduce(reduction, &[target], sources)) {
             return done;
         }
-        self.by_blocks(context, target, sources, |blocks, bytes| {
-            let (result, sources) = blocks.split_at_mut(BLOCK);
-            let sources: ArrayVec<Span<'_>, MAX_SPANS> =
-                sources.chunks(BLOCK).map(|block| Span::from(&block[..bytes])).collect();
-            reduction.apply(&[SpanMut::from(&mut result[..bytes])], &sources);
-        })
+        self.by_blocks(
+            context,
+            "a device's memory is reduced by the CPU",
+            (target, sources),
+            |blocks, bytes| {
+                let (result, sources) = blocks.split_at_mut(BLOCK);
+                let sources: ArrayVec<Span<'_>, MAX_SPANS> =
+                    sources.chunks(BLOCK).map(|block| Span::from(&block[..bytes])).collect();
+                reduction.apply(&[SpanMut::from(&mut result[..bytes])], &sources);
+            },
+        )
     }
 
     /// Copies blocks of the sources to the host, and what `compute` makes of them to the target. The first block is the
@@ -210,11 +225,11 @@ impl Computer {
     fn by_blocks(
         &mut self,
         context: &mut Context,
-        target: Sge,
-        sources: &[Sge],
+        reason: &'static str,
+        (target, sources): (Sge, &[Sge]),
         compute: impl Fn(&mut [u8], usize),
     ) -> Result<(), Error> {
-        fallback::by_the_host(context, self.blocks.is_empty());
+        fallback::by_the_host(context, reason, self.blocks.is_empty());
         self.blocks.resize((sources.len() + 1) * BLOCK, 0);
         let length = target.length as usize;
         for start in (0..length).step_by(BLOCK) {

@@ -151,13 +151,13 @@ impl Execution {
     }
 
     /// The same once more, after its end. Scratch memory comes with its beginning.
-    pub(crate) fn again(mut self, id: u64, call: Call) -> Execution {
+    pub(crate) fn again(mut self, id: u64, call: Call, arithmetic: What) -> Execution {
         self.done.fill(false);
         for lane in &mut self.lanes {
             (lane.next, lane.is_told, lane.grant) = (0, false, None);
         }
         let places = Places { scratch: None, ..self.places };
-        Execution { id, call, places, left: self.done.len(), running: None, moved: None, ..self }
+        Execution { id, call, places, arithmetic, left: self.done.len(), running: None, moved: None, ..self }
     }
 
     /// Bytes of scratch memory that it needs.

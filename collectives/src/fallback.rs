@@ -5,7 +5,7 @@ use tracing::info;
 
 const FALLBACKS: ProgramCounter = ProgramCounter::new(
     "collective_fallbacks",
-    "Communicators and reductions of collectives that go a slower way than they might.",
+    "Communicators of one host that go by packets, and steps on a device's memory that the CPU carries out.",
     "reason",
 );
 
@@ -15,12 +15,10 @@ pub(crate) fn without_memory(context: &mut Context, communicator: u64, reason: &
     context.count(&FALLBACKS, reason);
 }
 
-/// A device's memory is combined by the CPU, in blocks that are copied to the host and back.
-pub(crate) fn by_the_host(context: &mut Context, is_first: bool) {
+/// A device's memory goes to the host and back, in blocks.
+pub(crate) fn by_the_host(context: &mut Context, reason: &'static str, is_first: bool) {
     if is_first {
-        info!(
-            "memory of a device is combined by the CPU, in blocks that are copied: the device does not do this itself"
-        );
+        info!("{reason}, by way of the host");
     }
-    context.count(&FALLBACKS, "memory of a device is combined by the CPU");
+    context.count(&FALLBACKS, reason);
 }

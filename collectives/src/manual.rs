@@ -31,6 +31,11 @@
 //! latency and a bandwidth that are measured when the ranks meet; all ranks have the same model. [`Collectives::explain`] says what
 //! is taken, why, and what each would cost. [`Options::algorithm`] forces one for operations that have it.
 //!
+//! What goes a slower way than it might, a communicator of one host by packets or a device's memory by way of the CPU, is in the log with
+//! its reason, and counted among the [metrics](ferroce::Context::metrics) of the context (`ferroce_collective_fallbacks_total`, which
+//! `ferroce stat` shows of a context that [exports](ferroce::Context::export) them). [`SharedMemory::Required`] makes the first an
+//! error.
+//!
 //! # The order of reductions
 //!
 //! All ranks get the same bits, in every run of the same algorithm with as many ranks and as long chunks. Where a NaN comes out, its
@@ -82,9 +87,11 @@
 //!   the one that it waits for.
 //! - [`Options::chunk_bytes`], 256 KiB less 64 bytes: shorter where many ranks pass chunks on along a ring, longer on a port that
 //!   moves long messages best.
-//! - [`Options::eager_bytes`], 16 KiB: messages up to that length are copied, and cost no answer.
+//! - [`Options::eager_bytes`], 64 KiB: messages up to that length are copied. Longer ones wait for an answer that says where they go:
+//!   a round trip, which takes longer than two copies of 64 KiB.
 //! - [`Options::ack_timeout`] and [`Options::retry_count`]: how long a rank may be silent, against how soon its death is noticed.
-//! - A rank has memory for each other rank that it talks to: 256 KiB, and up to 2 MiB where it reduces what comes in chunks.
+//! - A rank has memory for each other rank that it talks to: 1 MiB (half of it with more than 64 ranks), and up to 2 MiB more where it
+//!   reduces what comes in chunks.
 
 #[cfg(doc)]
 use crate::*;

@@ -98,7 +98,7 @@ impl Default for Options {
             gid_index: None,
             traffic_class: 0,
             chunk_bytes: (256 << 10) - 64,
-            eager_bytes: 16 << 10,
+            eager_bytes: 64 << 10,
             algorithm: None,
             model: None,
             host: None,
@@ -133,7 +133,7 @@ impl Options {
         Options { chunk_bytes, ..self }
     }
 
-    /// Bytes of elements that are copied and sent at once, 64 B to 64 KiB; 16 KiB by default.
+    /// Bytes of elements that are copied and sent at once, 64 B to 64 KiB, by default the latter.
     pub fn eager_bytes(self, eager_bytes: u32) -> Self {
         Options { eager_bytes, ..self }
     }

@@ -59,8 +59,8 @@ fn fallbacks_are_among_the_metrics() {
                 .lines()
                 .any(|line| line.starts_with("ferroce_collective_fallbacks_total{") && line.contains(reason))
         };
-        assert!(has("reason=\"the ranks do not all share memory (see the log)\""), "{metrics}");
-        assert!(has("reason=\"memory of a device is combined by the CPU\""), "{metrics}");
+        assert!(has("reason=\"a rank has no memory to share\""), "{metrics}");
+        assert!(has("reason=\"a device's memory is reduced by the CPU\""), "{metrics}");
         ranks.finish().unwrap();
     });
     // Nothing is one where it was asked for.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ferroce::wire::Opcode;
 use ferroce::*;
 use ferroce_test_support::packet::{NAK_SEQUENCE, ack, nak};
-use ferroce_test_support::peer::{Peer, SQ, Setup};
+use ferroce_test_support::peer::{Peer, SQ, Setup, pattern, sge};
 
 const LAZY: SendFlags = SendFlags::SIGNALED.signaled(false).lazy_ack(true);
 /// The ACK timeout of [`Setup`]: 4.096 µs · 2^14.
@@ -74,6 +74,89 @@ fn the_last_of_lazy_messages_asks_when_nothing_follows() {
     expect(&mut peer, SQ + 4, false);
 }
 
+/// Of a message of several packets none asks, but each sixteenth; its last one asks late, which is no retry.
+#[test]
+fn a_long_message_asks_late_with_its_last_packet() {
+    use Opcode as O;
+    for packets in [3, 17] {
+        let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
+        let mtu = peer.query().path_mtu.unwrap().bytes() as usize;
+        let bytes = pattern(mtu * (packets as usize - 1) + 1);
+        let mr = peer.memory(&bytes);
+        peer.post_flagged(0, SendOp::Send, Data::Sges(&[sge(mr, bytes.len())]), LAZY.signaled(true));
+        for (i, got) in (0..).zip(peer.take_packets()) {
+            assert_eq!((got.psn(), got.bth.ack_req()), (SQ + i, i == 15), "packet {i} of {packets}");
+        }
+        if packets == 17 {
+            peer.inject(ack(SQ + 15, 0));
+        }
+        peer.advance(TIMEOUT / 4 + Duration::from_micros(10));
+        assert!(peer.expect(O::RC_SEND_LAST, SQ + packets - 1).bth.ack_req());
+        peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
+        // The whole time is the answer's.
+        peer.advance(TIMEOUT - Duration::from_micros(10));
+        peer.expect_nothing();
+        peer.inject(ack(SQ + packets - 1, 1));
+        peer.expect_wc(0, WcStatus::Success);
+    }
+}
+
+/// One of 16 packets in a row asks.
+#[test]
+fn every_sixteenth_message_asks() {
+    let mut peer = Peer::new();
+    for i in 0..40 {
+        post(&mut peer, i.into(), LAZY);
+        expect(&mut peer, SQ + i, i == 15 || i == 31);
+        if i == 31 {
+            peer.inject(ack(SQ + 31, 32));
+        }
+    }
+    peer.inject(ack(SQ + 39, 40));
+}
+
+/// What is posted when the time has come asks, and nothing is sent twice.
+#[test]
+fn a_message_that_is_posted_late_asks() {
+    let mut peer = Peer::new();
+    post(&mut peer, 0, LAZY.signaled(true));
+    expect(&mut peer, SQ, false);
+    peer.now = peer.now + TIMEOUT / 2;
+    post(&mut peer, 1, LAZY.signaled(true));
+    expect(&mut peer, SQ + 1, true);
+    peer.expect_nothing();
+    post(&mut peer, 2, LAZY);
+    expect(&mut peer, SQ + 2, false);
+    peer.inject(ack(SQ + 2, 3));
+    peer.expect_wc(0, WcStatus::Success);
+    peer.expect_wc(1, WcStatus::Success);
+}
+
+/// A longer message that has begun when the time has come will ask itself: that is no timeout.
+#[test]
+fn a_longer_message_under_way_asks_itself() {
+    let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
+    post(&mut peer, 0, LAZY.signaled(true));
+    expect(&mut peer, SQ, false);
+    peer.advance(TIMEOUT / 8);
+    let mtu = peer.query().path_mtu.unwrap().bytes() as usize;
+    let bytes = pattern(4 * mtu);
+    let mr = peer.memory(&bytes);
+    peer.post(1, SendOp::Send, &[sge(mr, bytes.len())]);
+    peer.take_at_most(2);
+    peer.poll();
+    peer.take_at_most(0);
+    peer.advance(TIMEOUT / 4);
+    peer.take_at_most(usize::MAX);
+    let packets = peer.take_packets();
+    let asking: Vec<(u32, bool)> = packets.iter().map(|got| (got.psn(), got.bth.ack_req())).collect();
+    assert_eq!(asking, [(SQ + 1, false), (SQ + 2, false), (SQ + 3, false), (SQ + 4, true)]);
+    peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
+    peer.inject(ack(SQ + 4, 2));
+    peer.expect_wc(0, WcStatus::Success);
+    peer.expect_wc(1, WcStatus::Success);
+}
+
 /// A peer that is gone is given up a quarter of a timeout later than by a message that asks.
 #[test]
 fn nobody_answers_lazy_messages() {
@@ -113,7 +196,7 @@ fn without_a_timeout_all_messages_ask() {
     peer.inject(ack(SQ, 1));
 }
 
-/// A send queue that is full of them has room again.
+/// A send queue that is full of them has asked, and has room again.
 #[test]
 fn a_queue_of_lazy_messages_drains() {
     let mut peer = Peer::new();
@@ -133,8 +216,7 @@ fn a_queue_of_lazy_messages_drains() {
     }
     let packets = peer.take_packets();
     assert_eq!(packets.len(), posted as usize);
-    peer.advance(TIMEOUT / 4 + Duration::from_micros(10));
-    expect(&mut peer, SQ + posted - 1, true);
+    assert!(posted >= 16 && packets.iter().any(|packet| packet.bth.ack_req()));
     peer.inject(ack(SQ + posted - 1, posted));
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ + posted, false);

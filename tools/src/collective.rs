@@ -86,7 +86,7 @@ pub struct Args {
     /// What long operations are cut into: a multiple of 8, 1K to 16M [default: 64 bytes less than 256K].
     #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
     chunk: Option<u32>,
-    /// Up to so many bytes elements are copied and sent at once, 64 to 64K [default: 16K].
+    /// Up to so many bytes elements are copied and sent at once, 64 to 64K [default: 64K].
     #[arg(long, value_name = "BYTES", value_parser = quantity::length::<1, { u32::MAX }>)]
     eager: Option<u32>,
     /// What a rank does while it waits: spin, yield, block, or adaptive, which spins, then yields, then blocks

@@ -54,11 +54,10 @@ pub(crate) struct Job {
 pub(crate) const FACTOR: u64 = 4;
 
 impl Job {
-    /// As the programs of the others take them, `share` being how many iterations are one there.
-    fn arguments(&self, share: u32) -> [String; 6] {
-        let Job { operation, least, most, iterations, warmup } = self;
-        let [iterations, warmup] = [iterations, warmup].map(|count| (*count / share).max(2));
-        let numbers = [*least, *most, FACTOR, iterations.into(), warmup.into()];
+    /// As the programs of the others take them, with so many iterations.
+    fn arguments(&self, iterations: u32) -> [String; 6] {
+        let Job { operation, least, most, warmup, .. } = self;
+        let numbers = [*least, *most, FACTOR, iterations.into(), (*warmup).min(iterations).into()];
         let [a, b, c, d, e] = numbers.map(|number| number.to_string());
         [(*operation).to_owned(), a, b, c, d, e]
     }
@@ -133,11 +132,12 @@ impl Programs {
         }
     }
 
-    /// Whether a contender is measured at a place in a round.
-    pub(crate) fn measures(&self, contender: Contender, stand: &Stand, round: usize) -> bool {
+    /// Whether a contender has a job at a place in a round.
+    pub(crate) fn measures(&self, contender: Contender, stand: &Stand, job: &Job, round: usize) -> bool {
         self.lacks(contender).is_none()
             && match contender {
-                Contender::Raw => stand.place == Place::AfXdp,
+                // It says how long bytes take, not how long a message does.
+                Contender::Raw => stand.place == Place::AfXdp && job.least >= 1 << 20,
                 // Its start takes longer than what all others do.
                 Contender::Gloo => round.is_multiple_of(3),
                 _ => true,
@@ -210,7 +210,8 @@ impl Programs {
             // Its threads hand each call on: on one core they would wait for each other's time slices.
             command.args(["taskset", "-c", &stand.all_cores()]);
             // A call takes it milliseconds.
-            command.arg(python).arg(script).args(job.arguments(10));
+            let iterations = job.iterations.min((job.iterations / 10).max(5));
+            command.arg(python).arg(script).args(job.arguments(iterations));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", stand.ranks.to_string());
             command.env("MASTER_ADDR", stand.master().to_string()).env("MASTER_PORT", port.to_string());
             command.env("GLOO_SOCKET_IFNAME", if stand.veth.is_some() { Veth::INTERFACE } else { "lo" });
@@ -263,7 +264,7 @@ impl Programs {
             }
         }
         // Its own binding knows no two ranks of two hosts that are one.
-        command.arg(self.pin(stand)?).arg(program).args(job.arguments(1));
+        command.arg(self.pin(stand)?).arg(program).args(job.arguments(job.iterations));
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(self.log())?);
         Ok(vec![Stopped(command.spawn()?)])

@@ -137,7 +137,8 @@ fn measure(
             let least =
                 if measured.operation == "all_gather" { least.max(4 * stand.ranks as u64) } else { least };
             let job = Job { operation: measured.operation, least, most, iterations, warmup };
-            for contender in turn.into_iter().filter(|contender| programs.measures(*contender, stand, round))
+            for contender in
+                turn.into_iter().filter(|contender| programs.measures(*contender, stand, &job, round))
             {
                 let mut repetitions = Repetitions::of(1);
                 loop {

@@ -21,6 +21,8 @@ const BURST: u64 = 64;
 const TAKEN: Range<usize> = 54..62;
 /// How long is measured.
 const TIME: Duration = Duration::from_millis(1500);
+/// Before that, for both ends to be at it, and behind it, for the other one.
+const WARM_UP: Duration = Duration::from_millis(200);
 /// The other end has taken nothing for so long: what is under way is lost, or it was not there.
 const SILENCE: Duration = Duration::from_millis(50);
 /// How long the other end may take to be there.
@@ -61,7 +63,7 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
     let (mut clock, start) = (Clock::start(), Instant::now());
     // Frames that this end has sent and taken, that the other has taken, and that were lost.
     let (mut sent, mut taken, mut heard, mut lost) = (0_u64, 0_u64, 0_u64, 0_u64);
-    let (mut began, mut last) = (None, Instant::now());
+    let (mut first, mut began, mut rate, mut last) = (None, None, None, Instant::now());
     loop {
         let before = heard;
         driver.rx_burst(clock.now(), &mut |frame: &[u8]| {
@@ -70,21 +72,28 @@ pub(crate) fn run(End { device, end, peer }: &End) -> Outcome<()> {
             taken += 1;
         })?;
         let now = Instant::now();
-        if taken > 0 {
-            began.get_or_insert((now, taken));
-        }
         if heard > before {
             last = now;
+            // Both ends take and send.
+            first.get_or_insert(now);
         } else if now - last > SILENCE {
             (lost, last) = (sent - heard, now);
-            if began.is_none() && now - start > PATIENCE {
+            if first.is_none() && now - start > PATIENCE {
                 return Err("nothing has come of the other end".into());
             }
         }
-        if let Some((at, first)) = began
+        let phase = first.map_or(Duration::ZERO, |first| now - first);
+        if phase > WARM_UP && began.is_none() {
+            began = Some((now, taken));
+        }
+        if let (Some((at, before)), None) = (began, rate)
             && now - at >= TIME
         {
-            println!("{}", (taken - first) as f64 * PAYLOAD as f64 / (now - at).as_secs_f64());
+            rate = Some((taken - before) as f64 * PAYLOAD as f64 / (now - at).as_secs_f64());
+        }
+        // The other end, which may have begun later, still measures.
+        if let Some(rate) = rate.filter(|_| phase > WARM_UP + TIME + WARM_UP) {
+            println!("{rate}");
             return Ok(());
         }
         let under_way = sent.saturating_sub(heard + lost);

@@ -142,10 +142,14 @@ impl Measured {
                 let figures = json!({ "mean_us": of(|time| time.mean), "median_us": of(|time| time.median) });
                 Some((contender.name(), figures))
             });
-            let ratio = self.ratio(bytes, Contender::OpenMpi);
+            let ratio = |other: Contender| {
+                let Spread { least, median, most } = self.ratio(bytes, other)?;
+                Some((other.name(), [least, median, most]))
+            };
+            let others = Contender::ALL.into_iter().filter(|other| *other != Contender::Ferroce);
             json!({
                 "bytes": bytes, "rounds": contenders.collect::<BTreeMap<_, _>>(),
-                "ratio_to_open_mpi": ratio.map(|ratio| [ratio.least, ratio.median, ratio.most]),
+                "ratio_to": others.filter_map(ratio).collect::<BTreeMap<_, _>>(),
                 "aim": self.aim(bytes).map(|(of, most)| json!({ "of": of.name(), "most": most })),
             })
         };
@@ -178,7 +182,8 @@ impl Results {
     pub(crate) fn print_start(&self) {
         println!("{}", Machine::this());
         println!(
-            "f32; calls back to back, microseconds each, the mean at the slowest rank; median of {} rounds, and least to most of them",
+            "f32; calls back to back, microseconds each, the mean at the slowest rank; median of {} rounds, and least to most of them; \
+             gloo in every third, with both cores for each rank and a tenth of the calls",
             self.rounds
         );
     }

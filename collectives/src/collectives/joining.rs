@@ -154,6 +154,7 @@ impl Collectives {
         communicator: Communicator,
         options: &Options,
     ) -> Result<(), Error> {
+        let reason = self.group(communicator)?.boards().err();
         let mapped = self.map_boards(communicator);
         let all = self.can_all(communicator, mapped.is_ok());
         let mapped = match (mapped, &all) {
@@ -175,7 +176,8 @@ impl Collectives {
             info!(rank = communicator.rank, "{error}");
         }
         if let Some(group) = self.groups.get_mut(communicator.handle) {
-            let mapped = mapped.map_err(|_| "the ranks do not all share memory (see the log)");
+            let reason = reason.unwrap_or("a rank can't map what others share (see the log)");
+            let mapped = mapped.map_err(|_| reason);
             group.set_mapped(&mut self.context, mapped);
         }
         Ok(())
@@ -213,6 +215,10 @@ impl Collectives {
             if let Some(group) = self.groups.get_mut(communicator.handle) {
                 group.set_mapped(&mut self.context, Ok(mapped));
             }
+        } else if let Some(group) = self.groups.get_mut(communicator.handle) {
+            let reason =
+                "ranks that join with cards ask each other nothing: SharedMemory::Required says that all can";
+            group.set_mapped(&mut self.context, Err(reason));
         }
         Ok(communicator)
     }

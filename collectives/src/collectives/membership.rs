@@ -61,7 +61,10 @@ impl Collectives {
         group.set_model(model);
         let mapped = boards.map(|boards| Mapped::new(&self.host, group.id, rank as usize, boards));
         let is_full = matches!(mapped, Ok(None));
-        let mapped = mapped.and_then(|mapped| mapped.ok_or("this process is in too many communicators"));
+        let mapped = match mapped {
+            Ok(mapped) => mapped.ok_or("this process is in too many communicators"),
+            Err(_) => Err("the communicator that it was made of shares no memory"),
+        };
         group.set_mapped(&mut self.context, mapped);
         let size = ranks.len() as u32;
         let child = Communicator { handle: self.groups.insert(group), rank, size };

@@ -109,7 +109,8 @@ impl Group {
 
     /// Operations on mapped memory from now on, or why not.
     pub(crate) fn set_mapped(&mut self, context: &mut Context, mapped: Result<Mapped, &'static str>) {
-        let is_possible = self.options.shared_memory != SharedMemory::Off && self.hosts.count() == 1;
+        let is_allowed = self.options.shared_memory != SharedMemory::Off;
+        let is_possible = is_allowed && self.hosts.count() == 1 && self.size() > 1;
         match &mapped {
             Ok(_) => info!(rank = self.rank, "communicator {:016x}: the ranks share memory", self.id),
             Err(problem) if is_possible => fallback::without_memory(context, self.id, problem),

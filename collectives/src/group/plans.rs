@@ -24,9 +24,9 @@ pub(super) struct Plans {
 }
 
 /// Plans of a communicator, at most: programs go through as many buffers in turn.
-const KEPT: usize = 16;
+const KEPT: usize = 64;
 /// Steps of an execution that is kept, at most, for its memory: one of more takes long enough to be planned anew.
-const STEPS: usize = 4096;
+const STEPS: usize = 1024;
 
 impl Plans {
     /// The plan of an operation, if it is kept.

@@ -354,6 +354,12 @@ impl QueuePair {
     pub(crate) fn awaits_answer(&self) -> bool {
         self.requester.flight.asked.distance(self.requester.una()) > 0
     }
+
+    /// How many packets before `psn` are in flight behind the last that asks for an answer.
+    pub(crate) fn unasked(&self, psn: Psn) -> i32 {
+        let (asked, una) = (self.requester.flight.asked, self.requester.una());
+        psn.distance(if asked.distance(una) > 0 { asked } else { una })
+    }
 }
 
 #[cfg(test)]

@@ -42,8 +42,10 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Nanos,
-    /// Nothing in flight asks for an answer, and that is when one is asked for.
+    /// Nothing in flight asks for an answer: at `ack_deadline` one is asked for.
     asks_late: bool,
+    /// That time has come, and the next new packet asks.
+    asks_next: bool,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
     /// When that wait began, and for which packet it is.
@@ -77,6 +79,7 @@ impl Requester {
             rnr_retries_left: attributes.rnr_retry,
             ack_deadline: Nanos::NEVER,
             asks_late: false,
+            asks_next: false,
             rnr_deadline: Nanos::NEVER,
             rnr_began: Nanos::ZERO,
             rnr_psn: attributes.sq_psn,
@@ -394,17 +397,23 @@ impl QueuePair {
         } else if !requester.asks_late {
             shared.count(Counter::RetransmittedPkts);
         }
-        if asks && requester.asks_late {
+        let was_late = requester.asks_late;
+        if asks && was_late || next == packets && !asks && !was_late && !self.awaits_answer() {
             self.arm_ack_timer(shared);
         } else {
             self.ensure_ack_timer(shared);
         }
     }
 
-    /// Whether a packet that is sent for the first time may leave it to a later one to ask for its ACK.
+    /// Whether the last packet of a lazy message may leave it to a later one to ask for the ACK: one of 16 in a row asks.
     #[cold]
     fn may_ask_late(&self, psn: Psn) -> bool {
-        psn == self.requester.sent && self.selective.is_none() && self.requester.attributes.timeout > 0
+        let Requester { sent, asks_next, attributes, .. } = &self.requester;
+        psn == *sent
+            && !asks_next
+            && attributes.timeout > 0
+            && self.selective.is_none()
+            && self.unasked(psn) < ACK_REQ_INTERVAL as i32 - 1
     }
 
     /// Whether nothing in flight asks for an answer, because its requests are lazy, and nothing is sent again.
@@ -446,7 +455,7 @@ impl QueuePair {
         let is_in_flight = self.requester.una != self.requester.sent;
         let asks_late = is_in_flight && !self.awaits_answer() && self.is_lazy();
         let requester = &mut self.requester;
-        requester.asks_late = asks_late;
+        (requester.asks_late, requester.asks_next) = (asks_late, false);
         requester.ack_deadline = match requester.ack_timeout() {
             Some(timeout) if asks_late => shared.now + timeout / 4,
             Some(timeout) if is_in_flight => shared.now + timeout,
@@ -467,8 +476,8 @@ impl QueuePair {
         }
         requester.sequence_nak_seen = false;
         requester.implied_nak_seen = false;
-        self.arm_ack_timer(shared);
         self.skip_acknowledged();
+        self.arm_ack_timer(shared);
         self.schedule(shared);
         if self.staged.is_some() {
             self.free_sends(shared);

@@ -457,7 +457,7 @@ impl QueuePair {
         let psn = packet.bth.psn();
         if !packet.opcode.is_answered_explicitly() {
             if packet.bth.ack_req() {
-                self.responder.ack.owe_again(shared.now, shared.poll);
+                self.responder.ack.owe_again(shared.now, shared.poll, psn);
                 self.schedule(shared);
             }
             return;
@@ -587,7 +587,8 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
-        self.responder.ack.owe(shared.now, shared.poll);
+        let expected = self.responder.expected;
+        self.responder.ack.owe(shared.now, shared.poll, expected);
         self.schedule(shared);
     }
 

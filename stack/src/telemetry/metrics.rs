@@ -85,7 +85,7 @@ pub struct Metrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ProgramCounter {
-    /// As [`Metric::name`].
+    /// As [`Metric::name`]; of one name there is one counter.
     pub name: &'static str,
     /// What it counts, in one sentence.
     pub help: &'static str,
@@ -94,8 +94,16 @@ pub struct ProgramCounter {
 }
 
 impl ProgramCounter {
-    /// One that no context of ferroce has itself.
+    /// One that no context of ferroce has itself. Name and label are of letters, digits and underscores, the label begins with a
+    /// letter, and is none that all metrics of a context have (`device`, `driver`, `pid`, `uid`, `context`).
+    ///
+    /// # Panics
+    /// If they are not: in a constant, when the program is compiled.
     pub const fn new(name: &'static str, help: &'static str, label: &'static str) -> ProgramCounter {
+        assert!(is_name(name) && is_name(label), "letters, digits and underscores");
+        assert!(label.as_bytes()[0].is_ascii_alphabetic(), "a label begins with a letter");
+        let is_common = matches!(label.as_bytes(), b"device" | b"driver" | b"pid" | b"uid" | b"context");
+        assert!(!is_common, "a label that not all metrics have");
         ProgramCounter { name, help, label }
     }
 }
@@ -432,8 +440,12 @@ impl Parser {
     }
 }
 
-fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+const fn is_name(text: &str) -> bool {
+    let (bytes, mut at) = (text.as_bytes(), 0);
+    while at < bytes.len() && (bytes[at].is_ascii_alphanumeric() || bytes[at] == b'_') {
+        at += 1;
+    }
+    at > 0 && at == bytes.len()
 }
 
 /// Reads `{LABEL="VALUE",...}`, or nothing, and returns what follows.

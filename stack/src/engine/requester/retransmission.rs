@@ -42,21 +42,32 @@ impl QueuePair {
         self.settle(shared);
     }
 
-    /// Asks for the ACK of requests that did not ask for one, by their last packet once more. Returns whether it does.
+    /// Asks for the ACK of requests that did not ask for one, by what is sent next, or else by their last packet once more.
+    /// Returns whether there are such requests, and nobody else was asked.
     #[cold]
     fn ask_late(&mut self, shared: &mut Shared) -> bool {
-        let timeout = self.requester.ack_timeout();
-        let Some(timeout) = timeout.filter(|_| self.requester.asks_late && self.is_lazy()) else {
+        let Some(timeout) = self.requester.ack_timeout() else { return false };
+        if !self.requester.asks_late || self.awaits_answer() {
             return false;
-        };
+        }
+        let is_lazy = self.is_lazy();
         let requester = &mut self.requester;
-        requester.cursor = requester.cursor.wrapping_sub(1);
-        let wqe = self.sq.wqe(requester.cursor);
-        requester.cursor_packet = wqe.packets - 1;
-        requester.ack_deadline = shared.now + timeout;
-        shared.scheduler.at(self.handle.0.index, requester.ack_deadline);
-        let direction = Direction::of(wqe.kind);
-        self.forget_newest(shared, direction);
+        let mut patience = timeout;
+        if !is_lazy {
+            // A longer message has begun, and will ask.
+            requester.asks_late = false;
+        } else if requester.cursor != self.sq.tail() && !requester.asks_next {
+            requester.asks_next = true;
+            patience = timeout / 4;
+        } else {
+            requester.cursor = requester.cursor.wrapping_sub(1);
+            let wqe = self.sq.wqe(requester.cursor);
+            requester.cursor_packet = wqe.packets - 1;
+            let direction = Direction::of(wqe.kind);
+            self.forget_newest(shared, direction);
+        }
+        self.requester.ack_deadline = shared.now + patience;
+        shared.scheduler.at(self.handle.0.index, self.requester.ack_deadline);
         self.schedule(shared);
         true
     }
@@ -176,6 +187,7 @@ impl QueuePair {
 
     fn go_back(&mut self, shared: &mut Shared) {
         self.await_no_answer();
+        self.requester.asks_late = false;
         if let Some(selective) = &mut self.selective {
             return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
         }

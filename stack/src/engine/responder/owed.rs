@@ -27,8 +27,9 @@ pub(crate) struct OwedAck {
     requested: u64,
     /// What was expected when the last ACK went out.
     acknowledged: Psn,
-    /// When it was last asked for.
+    /// When it was last asked for, and what was expected then.
     asked: Nanos,
+    asked_before: Psn,
     /// So many ACKs are not kept back, for the peer has waited for one.
     prompt: u16,
     /// How many it was the last time.
@@ -43,6 +44,7 @@ impl Default for OwedAck {
             requested: 0,
             acknowledged: Psn::default(),
             asked: Nanos::ZERO,
+            asked_before: Psn::default(),
             prompt: 0,
             penalty: 0,
         }
@@ -50,9 +52,9 @@ impl Default for OwedAck {
 }
 
 impl OwedAck {
-    /// The peer asks.
-    pub(crate) fn owe(&mut self, now: Nanos, poll: u64) {
-        self.asked = now;
+    /// The peer asks; `expected` is what is expected next.
+    pub(crate) fn owe(&mut self, now: Nanos, poll: u64, expected: Psn) {
+        (self.asked, self.asked_before) = (now, expected);
         self.begin(now, poll);
     }
 
@@ -62,10 +64,11 @@ impl OwedAck {
         }
     }
 
-    /// The peer has sent again what was executed: it waits for its ACK.
-    pub(crate) fn owe_again(&mut self, now: Nanos, poll: u64) {
+    /// The peer has sent `psn` again, which was executed: it waits for its ACK. Not if it asks for the first time, and only late.
+    pub(crate) fn owe_again(&mut self, now: Nanos, poll: u64, psn: Psn) {
         self.begin(now, poll);
-        if self.prompt == 0 {
+        let had_asked = psn.distance(self.asked_before) < 0;
+        if had_asked && self.prompt == 0 {
             self.be_prompt();
         }
     }
@@ -136,7 +139,7 @@ mod tests {
 
     /// A request comes in `poll` at `now` and is answered in the next one.
     fn answered(ack: &mut OwedAck, now: u64, poll: u64) {
-        ack.owe(Nanos(now), poll);
+        ack.owe(Nanos(now), poll, Psn::new(100));
         ack.note_request(poll + 1);
     }
 
@@ -144,7 +147,7 @@ mod tests {
     fn waits_a_poll_and_for_requests_but_not_for_ever() {
         let mut ack = OwedAck::default();
         let expected = Psn::new(100);
-        ack.owe(Nanos(0), 5);
+        ack.owe(Nanos(0), 5, expected);
         assert!(!ack.is_due(Nanos(1), 5, expected) && ack.is_due(Nanos(1), 6, expected));
         ack.note_request(6);
         assert!(!ack.is_due(Nanos(1), 6, expected) && !ack.is_overdue(Nanos(1), 6, expected));
@@ -183,14 +186,16 @@ mod tests {
         }
         // One that sends again what it has sent waits as well.
         answered(&mut ack, 0, 5);
-        ack.owe_again(Nanos(US), 9);
+        ack.owe_again(Nanos(US), 9, expected);
+        assert!(!ack.is_due(Nanos(US), 9, expected), "nobody had asked for that one");
+        ack.owe_again(Nanos(US), 9, expected - 1);
         assert!(ack.is_due(Nanos(US), 9, expected));
         for _ in 0..=1024 {
             ack.pay(Nanos(US), expected);
         }
         // Once it goes on all the same, it is taken at its word.
         answered(&mut ack, 0, 5);
-        ack.owe(Nanos(26 * US), 9);
+        ack.owe(Nanos(26 * US), 9, expected);
         ack.pay(Nanos(50 * US), expected);
         answered(&mut ack, 0, 5);
         assert!(!ack.is_due(Nanos(US), 9, expected));
