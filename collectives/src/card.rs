@@ -7,7 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::Error;
 use crate::channel::Limits;
-use crate::options::Options;
+use crate::options::{Options, SharedMemory};
+use crate::schedule::Algorithm;
 
 /// What the other ranks of a communicator must know of a rank: plain bytes, to be given to all by whatever means.
 /// [`Collectives::card`](crate::Collectives::card) makes one. Integers are big-endian.
@@ -79,15 +80,28 @@ impl Card {
 
     /// What rank `rank`, whose card this is, and rank `peer` must have in common and have not, in words.
     pub(crate) fn difference(&self, rank: u32, other: &Card, peer: u32) -> Option<String> {
-        let pairs = [
-            ("chunk_bytes", self.chunk_bytes, other.chunk_bytes),
-            ("eager_bytes", self.eager_bytes, other.eager_bytes),
-            ("the algorithm that is forced", self.algorithm, other.algorithm),
-            ("shared_memory (0 is auto, 1 off, 2 required)", self.shared_memory, other.shared_memory),
-            ("whether a model is given (0 is no, 1 yes)", self.has_model, other.has_model),
+        let number = |value: U32| value.to_string();
+        let algorithm = |value: U32| {
+            let forced = Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value.get());
+            forced.map_or_else(|| "none".to_owned(), |forced| forced.to_string())
+        };
+        let shared_memory = |value: U32| {
+            let all = [SharedMemory::Auto, SharedMemory::Off, SharedMemory::Required];
+            let known = all.into_iter().find(|known| *known as u32 == value.get());
+            known.map_or_else(|| value.to_string(), |known| known.to_string())
+        };
+        let is_given = |value: U32| if value.get() == 0 { "none" } else { "one" }.to_owned();
+        type Name<'a> = &'a dyn Fn(U32) -> String;
+        let pairs: [(_, _, _, Name<'_>); 5] = [
+            ("chunk_bytes", self.chunk_bytes, other.chunk_bytes, &number),
+            ("eager_bytes", self.eager_bytes, other.eager_bytes, &number),
+            ("the algorithm that is forced", self.algorithm, other.algorithm, &algorithm),
+            ("shared_memory", self.shared_memory, other.shared_memory, &shared_memory),
+            ("the model that is given", self.has_model, other.has_model, &is_given),
         ];
-        for (what, ours, theirs) in pairs {
+        for (what, ours, theirs, name) in pairs {
             if ours != theirs {
+                let (ours, theirs) = (name(ours), name(theirs));
                 return Some(format!("{what} differs: rank {rank} has {ours}, rank {peer} has {theirs}"));
             }
         }

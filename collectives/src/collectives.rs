@@ -11,7 +11,7 @@ use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
 use ferroce::driver::segment::Ticket;
 use ferroce::{Access, Context, Idle, Idler, Memory, Mr, Nanos, Pd, Poller, Sge};
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use crate::card::{Card, gid_index};

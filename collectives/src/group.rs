@@ -242,8 +242,11 @@ impl Group {
             }
             None => format!("{} of {} {}", operation.kind, operation.count, operation.data_type),
         };
-        let name =
-            format!("{name}, {} bytes, {} ranks on {} hosts", demand.bytes, demand.ranks, self.hosts.count());
+        let hosts = match self.hosts.count() {
+            1 => "one host".to_owned(),
+            count => format!("{count} hosts"),
+        };
+        let name = format!("{name}, {} bytes, {} ranks on {hosts}", demand.bytes, demand.ranks);
         Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
     }
 

@@ -42,7 +42,8 @@ impl FromStr for SharedMemory {
     }
 }
 
-/// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes` and `algorithm`, which is checked.
+/// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes`,
+/// `algorithm` and `shared_memory`, and all a `model` or none, which is checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]

@@ -105,6 +105,9 @@ pub struct Args {
     /// For how long ranks are waited for at the start, and how long nothing may move later.
     #[arg(long, value_name = "TIME", default_value = "60s")]
     timeout: Time,
+    /// For how long a rank may be silent before the others give it up; at least so long [default: 4.3s].
+    #[arg(long, value_name = "TIME")]
+    patience: Option<Time>,
     /// Draws busbw over size.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -197,6 +200,11 @@ impl Args {
         if self.timeout.0.is_zero() {
             return Err(Failure::usage("--timeout 0s: must be a time that ranks need to meet, as 60s"));
         }
+        if let Some(patience) = self.patience.filter(|patience| patience.0 < LEAST_PATIENCE) {
+            return Err(Failure::usage(format!(
+                "--patience {patience}: must be {LEAST_PATIENCE:?} at least"
+            )));
+        }
         match self.ranks {
             Some(ranks) => self.check_ranks(ranks),
             None => Ok(()),
@@ -249,6 +257,10 @@ impl Args {
             .shared_memory(self.shared_memory);
         if let Some(chunk) = self.chunk {
             options = options.chunk_bytes(chunk);
+        }
+        if let Some(patience) = self.patience {
+            // It is sent seven times more.
+            options = options.ack_timeout(patience.0 / 8);
         }
         if let Some(eager) = self.eager {
             options = options.eager_bytes(eager);
@@ -321,6 +333,9 @@ fn parse_reduction(text: &str) -> Result<Reduction, String> {
     })
 }
 
+/// Below that a rank that loses its core for a time slice is given up.
+const LEAST_PATIENCE: Duration = Duration::from_millis(10);
+
 impl Args {
     /// The same for a rank.
     fn to_arguments(&self) -> Vec<String> {
@@ -340,6 +355,7 @@ impl Args {
         add("--shared-memory", self.shared_memory.to_string());
         add("--memory", self.memory.to_string());
         add("--timeout", self.timeout.to_string());
+        self.patience.iter().for_each(|patience| add("--patience", patience.to_string()));
         self.device.iter().for_each(|device| add("--device", device.to_string()));
         if let Some(algorithm) = self.algorithm {
             add("--algorithm", algorithm.to_string());
@@ -394,7 +410,7 @@ mod tests {
             "all_reduce",
             "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
             "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
-            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off",
+            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off --patience 2s",
         ] {
             let args = parse(text);
             let again = parse(&args.to_arguments().join(" "));

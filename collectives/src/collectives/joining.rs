@@ -168,15 +168,18 @@ impl Collectives {
         };
         all?;
         if let (Err(error), SharedMemory::Required) = (&mapped, options.shared_memory) {
-            let reason = error.to_string();
+            let reason = match error {
+                Error::Shared { reason } => reason.clone(),
+                error => error.to_string(),
+            };
             self.say_farewell(&[communicator])?;
             return Err(Error::Shared { reason });
         }
         if let Err(error) = &mapped {
-            info!(rank = communicator.rank, "{error}");
+            warn!(rank = communicator.rank, "{error}");
         }
         if let Some(group) = self.groups.get_mut(communicator.handle) {
-            let reason = reason.unwrap_or("a rank can't map what others share (see the log)");
+            let reason = reason.unwrap_or("a rank can't map what others share");
             let mapped = mapped.map_err(|_| reason);
             group.set_mapped(&mut self.context, mapped);
         }

@@ -282,8 +282,8 @@ impl Present {
             let slots: Vec<String> =
                 (0..SLOTS).filter(|slot| self.alive >> slot & 1 == 1).map(|slot| slot.to_string()).collect();
             let reason = format!(
-                "none of the processes that have slots of it ({}) answers within {} ms; are they stopped, or have as many files open as \
-                 they may?",
+                "none of the processes that have slots of it ({}) answers within {} ms; are they stopped, still ending after they were \
+                 killed, or have as many files open as they may? Another address is free of them, as 127.0.0.2 where it is 127.0.0.1",
                 slots.join(", "),
                 ANSWER.as_millis()
             );
