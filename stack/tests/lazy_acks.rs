@@ -132,6 +132,44 @@ fn a_message_that_is_posted_late_asks() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
+/// A port that takes nothing keeps back the packet that asks: a silence says nothing then, of messages that have arrived.
+#[test]
+fn a_blocked_port_keeps_nobody_from_asking_late() {
+    let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
+    post(&mut peer, 0, LAZY.signaled(true));
+    expect(&mut peer, SQ, false);
+    peer.take_at_most(0);
+    for _ in 0..40 {
+        peer.advance(TIMEOUT / 4);
+    }
+    peer.take_at_most(usize::MAX);
+    expect(&mut peer, SQ, true);
+    peer.advance(TIMEOUT - Duration::from_micros(10));
+    peer.expect_nothing();
+    peer.expect_counted(Counter::LocalAckTimeoutErr, 0);
+    peer.expect_counted(Counter::RetransmittedPkts, 0);
+    peer.inject(ack(SQ, 1));
+    peer.expect_wc(0, WcStatus::Success);
+}
+
+/// Queue pairs that go idle leave the window of their destination to others.
+#[test]
+fn idle_queue_pairs_hold_little_of_the_window() {
+    let setup = Setup::default();
+    let mut peer = Peer::with(Setup::default());
+    let mut unasked = 0;
+    for _ in 0..40 {
+        let qp = peer.another_qp(&setup);
+        for wr_id in 0..14 {
+            let (op, data) = (SendOp::Send, Data::Inline(b"hello"));
+            peer.context.post_send(qp, &SendWorkRequest { wr_id, op, data, flags: LAZY }).unwrap();
+        }
+        unasked += peer.take_packets().iter().filter(|packet| !packet.bth.ack_req()).count();
+    }
+    assert!((32..=64).contains(&unasked), "{unasked} packets of a window of 512 have asked for no ACK");
+    peer.end();
+}
+
 /// A longer message that has begun when the time has come will ask itself: that is no timeout.
 #[test]
 fn a_longer_message_under_way_asks_itself() {

@@ -174,7 +174,6 @@ impl QueuePair {
             }
             return self.transmit_acknowledgement(shared, slot).ok_or_else(|| self.waits_for(shared));
         }
-        let awaited = self.awaits_answer();
         let length = match self.transmit_unpaced(shared, slot) {
             Ok(length) => length,
             Err(wait) => {
@@ -193,10 +192,6 @@ impl QueuePair {
             let bytes = slot.frame_length(length) + reaction.link_header;
             reaction.pacer.charge(bytes);
             reaction.point.on_sent(bytes, shared.now);
-        }
-        if !awaited && self.awaits_answer() {
-            // Before this nobody was asked, however long ago it was sent.
-            self.arm_ack_timer(shared);
         }
         Ok(length)
     }

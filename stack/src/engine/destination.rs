@@ -355,6 +355,12 @@ impl QueuePair {
         self.requester.flight.asked.distance(self.requester.una()) > 0
     }
 
+    /// Whether so little is in flight to the destination that it does not matter when it is acknowledged.
+    pub(crate) fn is_quiet(&self, shared: &Shared) -> bool {
+        let traffic = shared.destinations.traffic(self.destination.class(Direction::There));
+        traffic.packets() < i64::from(traffic.window / 8)
+    }
+
     /// How many packets before `psn` are in flight behind the last that asks for an answer.
     pub(crate) fn unasked(&self, psn: Psn) -> i32 {
         let (asked, una) = (self.requester.flight.asked, self.requester.una());

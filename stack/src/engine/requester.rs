@@ -23,6 +23,19 @@ use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcS
 /// moves and a loss is noticed early.
 pub(crate) const ACK_REQ_INTERVAL: u32 = 16;
 
+/// How an answer is asked for where lazy requests have asked for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asking {
+    /// It is, or nothing is in flight that could be answered.
+    Done,
+    /// At the ACK deadline.
+    Late,
+    /// By the next packet that is new.
+    Next,
+    /// By the newest packet, which is sent once more.
+    Again,
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct Requester {
     attributes: ReadyToSend,
@@ -42,10 +55,8 @@ pub(crate) struct Requester {
     rnr_retries_left: u8,
     /// When the oldest packet counts as lost.
     ack_deadline: Nanos,
-    /// Nothing in flight asks for an answer: at `ack_deadline` one is asked for.
-    asks_late: bool,
-    /// That time has come, and the next new packet asks.
-    asks_next: bool,
+    /// What becomes of lazy requests at `ack_deadline`.
+    asking: Asking,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
     /// When that wait began, and for which packet it is.
@@ -78,8 +89,7 @@ impl Requester {
             retries_left: attributes.retry_count,
             rnr_retries_left: attributes.rnr_retry,
             ack_deadline: Nanos::NEVER,
-            asks_late: false,
-            asks_next: false,
+            asking: Asking::Done,
             rnr_deadline: Nanos::NEVER,
             rnr_began: Nanos::ZERO,
             rnr_psn: attributes.sq_psn,
@@ -233,7 +243,7 @@ impl QueuePair {
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
             let asks = kind.is_read_or_atomic
-                || after.0 == after.1 && !(wqe.flags.lazy_ack && self.may_ask_late(psn))
+                || after.0 == after.1 && !(wqe.flags.lazy_ack && self.may_ask_late(shared, psn))
                 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
             let asks = self.must_ask(shared, psn, asks);
             let Some(length) = self.write_request(shared, slot, (number, packet, count), asks) else {
@@ -383,6 +393,7 @@ impl QueuePair {
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_sent(psn, count, kind.is_read_or_atomic, shared.now);
         }
+        let is_first_to_ask = asks && !self.awaits_answer();
         self.note_departure(shared, kind, psn, (count, asks));
         let requester = &mut self.requester;
         requester.reads_outstanding += u32::from(is_later_part);
@@ -394,26 +405,29 @@ impl QueuePair {
         }
         if end.distance(requester.sent) > 0 {
             requester.sent = end;
-        } else if !requester.asks_late {
+        } else if requester.asking != Asking::Again {
             shared.count(Counter::RetransmittedPkts);
         }
-        let was_late = requester.asks_late;
-        if asks && was_late || next == packets && !asks && !was_late && !self.awaits_answer() {
+        // Before the first that asks nobody was asked, however long ago it was sent. What ends a lazy message is the last to say so.
+        let ends_lazy = next == packets && !asks && requester.asking == Asking::Done && !self.awaits_answer();
+        if is_first_to_ask || ends_lazy {
             self.arm_ack_timer(shared);
         } else {
             self.ensure_ack_timer(shared);
         }
     }
 
-    /// Whether the last packet of a lazy message may leave it to a later one to ask for the ACK: one of 16 in a row asks.
+    /// Whether the last packet of a lazy message may leave it to a later one to ask for the ACK. One of 16 in a row asks, and each
+    /// where much is in flight to the destination: what is not acknowledged takes others' room.
     #[cold]
-    fn may_ask_late(&self, psn: Psn) -> bool {
-        let Requester { sent, asks_next, attributes, .. } = &self.requester;
+    fn may_ask_late(&self, shared: &Shared, psn: Psn) -> bool {
+        let Requester { sent, asking, attributes, .. } = &self.requester;
         psn == *sent
-            && !asks_next
+            && *asking != Asking::Next
             && attributes.timeout > 0
             && self.selective.is_none()
             && self.unasked(psn) < ACK_REQ_INTERVAL as i32 - 1
+            && self.is_quiet(shared)
     }
 
     /// Whether nothing in flight asks for an answer, because its requests are lazy, and nothing is sent again.
@@ -455,7 +469,7 @@ impl QueuePair {
         let is_in_flight = self.requester.una != self.requester.sent;
         let asks_late = is_in_flight && !self.awaits_answer() && self.is_lazy();
         let requester = &mut self.requester;
-        (requester.asks_late, requester.asks_next) = (asks_late, false);
+        requester.asking = if asks_late { Asking::Late } else { Asking::Done };
         requester.ack_deadline = match requester.ack_timeout() {
             Some(timeout) if asks_late => shared.now + timeout / 4,
             Some(timeout) if is_in_flight => shared.now + timeout,

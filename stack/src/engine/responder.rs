@@ -114,6 +114,7 @@ impl Responder {
             expected: attributes.rq_psn,
             outcomes: self.outcomes.renewed(attributes.max_dest_rd_atomic, attributes.selective_repeat),
             min_rnr_timer: Some(attributes.min_rnr_timer),
+            ack: OwedAck::before(attributes.rq_psn),
             ..Responder::default()
         }
     }

@@ -186,7 +186,7 @@ impl SendFlags {
     }
 
     /// RC with go-back-N: asks for no ACK of its own, which saves a packet where messages go both ways. It completes with a later
-    /// request that asks, and one of 16 packets in a row does. Where none follows in a quarter of the
+    /// request that asks; one of 16 packets in a row does, and each where much is in flight to the destination. Where none follows in a quarter of the
     /// [ACK timeout](crate::ReadyToSend::ack_timeout), its last packet is sent once more and asks; the peer counts a duplicate. What
     /// waits until all before it is done, such as a local operation or [`Drain`](crate::Transition::Drain), waits as long, and a
     /// peer that is gone is noticed so much later. Without a timeout it asks at once, as do queue pairs with selective repeat and

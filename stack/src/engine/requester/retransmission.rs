@@ -3,6 +3,8 @@
 use ferroce_driver::Nanos;
 use ferroce_wire::{Psn, RnrTimer};
 
+use super::Asking;
+
 use crate::engine::destination::Direction;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
@@ -43,33 +45,42 @@ impl QueuePair {
     }
 
     /// Asks for the ACK of requests that did not ask for one, by what is sent next, or else by their last packet once more.
-    /// Returns whether there are such requests, and nobody else was asked.
+    /// Returns whether there are such requests, and nobody was asked.
     #[cold]
     fn ask_late(&mut self, shared: &mut Shared) -> bool {
         let Some(timeout) = self.requester.ack_timeout() else { return false };
-        if !self.requester.asks_late || self.awaits_answer() {
+        if self.requester.asking == Asking::Done || self.awaits_answer() {
             return false;
         }
-        let is_lazy = self.is_lazy();
-        let requester = &mut self.requester;
         let mut patience = timeout;
-        if !is_lazy {
+        self.requester.asking = match self.requester.asking {
+            // It waits for the port, or its turn.
+            Asking::Again => Asking::Again,
             // A longer message has begun, and will ask.
-            requester.asks_late = false;
-        } else if requester.cursor != self.sq.tail() && !requester.asks_next {
-            requester.asks_next = true;
-            patience = timeout / 4;
-        } else {
-            requester.cursor = requester.cursor.wrapping_sub(1);
-            let wqe = self.sq.wqe(requester.cursor);
-            requester.cursor_packet = wqe.packets - 1;
-            let direction = Direction::of(wqe.kind);
-            self.forget_newest(shared, direction);
-        }
+            _ if !self.is_lazy() => Asking::Done,
+            Asking::Late if self.requester.cursor != self.sq.tail() => {
+                patience = timeout / 4;
+                Asking::Next
+            }
+            _ => {
+                self.step_back(shared);
+                Asking::Again
+            }
+        };
         self.requester.ack_deadline = shared.now + patience;
         shared.scheduler.at(self.handle.0.index, self.requester.ack_deadline);
         self.schedule(shared);
         true
+    }
+
+    /// The newest packet is sent next, once more.
+    fn step_back(&mut self, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        requester.cursor = requester.cursor.wrapping_sub(1);
+        let wqe = self.sq.wqe(requester.cursor);
+        requester.cursor_packet = wqe.packets - 1;
+        let direction = Direction::of(wqe.kind);
+        self.forget_newest(shared, direction);
     }
 
     /// Lets the ACK timer run on if the pacer, or the staging of memory of a device, holds back what would ask for an answer: a
@@ -187,7 +198,7 @@ impl QueuePair {
 
     fn go_back(&mut self, shared: &mut Shared) {
         self.await_no_answer();
-        self.requester.asks_late = false;
+        self.requester.asking = Asking::Done;
         if let Some(selective) = &mut self.selective {
             return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
         }

@@ -52,6 +52,11 @@ impl Default for OwedAck {
 }
 
 impl OwedAck {
+    /// Of a connection whose first request is to be `psn`.
+    pub(crate) fn before(psn: Psn) -> OwedAck {
+        OwedAck { asked_before: psn, ..OwedAck::default() }
+    }
+
     /// The peer asks; `expected` is what is expected next.
     pub(crate) fn owe(&mut self, now: Nanos, poll: u64, expected: Psn) {
         (self.asked, self.asked_before) = (now, expected);
