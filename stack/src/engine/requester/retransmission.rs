@@ -4,7 +4,6 @@ use ferroce_driver::Nanos;
 use ferroce_wire::{Psn, RnrTimer};
 
 use super::Asking;
-
 use crate::engine::destination::Direction;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
