@@ -168,7 +168,7 @@ impl Group {
             path_mtu,
             hosts,
             mapped: Err("the ranks have not agreed on shared memory"),
-            wake: Vec::new(),
+            wake: Vec::with_capacity(4 * size as usize),
             model: options.model.unwrap_or_default(),
             plans: Plans::default(),
             limits,

@@ -114,7 +114,6 @@ impl Responder {
             expected: attributes.rq_psn,
             outcomes: self.outcomes.renewed(attributes.max_dest_rd_atomic, attributes.selective_repeat),
             min_rnr_timer: Some(attributes.min_rnr_timer),
-            ack: OwedAck::before(attributes.rq_psn),
             ..Responder::default()
         }
     }
@@ -588,8 +587,7 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
-        let expected = self.responder.expected;
-        self.responder.ack.owe(shared.now, shared.poll, expected);
+        self.responder.ack.owe(shared.now, shared.poll);
         self.schedule(shared);
     }
 

@@ -27,9 +27,8 @@ pub(crate) struct OwedAck {
     requested: u64,
     /// What was expected when the last ACK went out.
     acknowledged: Psn,
-    /// When it was last asked for, and what was expected then.
+    /// When it was last asked for.
     asked: Nanos,
-    asked_before: Psn,
     /// So many ACKs are not kept back, for the peer has waited for one.
     prompt: u16,
     /// How many it was the last time.
@@ -44,7 +43,6 @@ impl Default for OwedAck {
             requested: 0,
             acknowledged: Psn::default(),
             asked: Nanos::ZERO,
-            asked_before: Psn::default(),
             prompt: 0,
             penalty: 0,
         }
@@ -52,14 +50,9 @@ impl Default for OwedAck {
 }
 
 impl OwedAck {
-    /// Of a connection whose first request is to be `psn`.
-    pub(crate) fn before(psn: Psn) -> OwedAck {
-        OwedAck { asked_before: psn, ..OwedAck::default() }
-    }
-
-    /// The peer asks; `expected` is what is expected next.
-    pub(crate) fn owe(&mut self, now: Nanos, poll: u64, expected: Psn) {
-        (self.asked, self.asked_before) = (now, expected);
+    /// The peer asks.
+    pub(crate) fn owe(&mut self, now: Nanos, poll: u64) {
+        self.asked = now;
         self.begin(now, poll);
     }
 
@@ -71,8 +64,8 @@ impl OwedAck {
 
     /// The peer has sent `psn` again, which was executed: it waits for its ACK. Not if it asks for the first time, and only late.
     pub(crate) fn owe_again(&mut self, now: Nanos, poll: u64, psn: Psn) {
+        let had_asked = self.is_owed() || psn.distance(self.acknowledged) < 0;
         self.begin(now, poll);
-        let had_asked = psn.distance(self.asked_before) < 0;
         if had_asked && self.prompt == 0 {
             self.be_prompt();
         }
@@ -144,7 +137,7 @@ mod tests {
 
     /// A request comes in `poll` at `now` and is answered in the next one.
     fn answered(ack: &mut OwedAck, now: u64, poll: u64) {
-        ack.owe(Nanos(now), poll, Psn::new(100));
+        ack.owe(Nanos(now), poll);
         ack.note_request(poll + 1);
     }
 
@@ -152,7 +145,7 @@ mod tests {
     fn waits_a_poll_and_for_requests_but_not_for_ever() {
         let mut ack = OwedAck::default();
         let expected = Psn::new(100);
-        ack.owe(Nanos(0), 5, expected);
+        ack.owe(Nanos(0), 5);
         assert!(!ack.is_due(Nanos(1), 5, expected) && ack.is_due(Nanos(1), 6, expected));
         ack.note_request(6);
         assert!(!ack.is_due(Nanos(1), 6, expected) && !ack.is_overdue(Nanos(1), 6, expected));
@@ -191,8 +184,6 @@ mod tests {
         }
         // One that sends again what it has sent waits as well.
         answered(&mut ack, 0, 5);
-        ack.owe_again(Nanos(US), 9, expected);
-        assert!(!ack.is_due(Nanos(US), 9, expected), "nobody had asked for that one");
         ack.owe_again(Nanos(US), 9, expected - 1);
         assert!(ack.is_due(Nanos(US), 9, expected));
         for _ in 0..=1024 {
@@ -200,9 +191,24 @@ mod tests {
         }
         // Once it goes on all the same, it is taken at its word.
         answered(&mut ack, 0, 5);
-        ack.owe(Nanos(26 * US), 9, expected);
+        ack.owe(Nanos(26 * US), 9);
         ack.pay(Nanos(50 * US), expected);
         answered(&mut ack, 0, 5);
         assert!(!ack.is_due(Nanos(US), 9, expected));
+    }
+
+    /// A request that has asked for no ACK is sent again to ask for one: nobody has kept that back.
+    #[test]
+    fn who_asks_late_has_not_waited() {
+        for (psn, is_prompt) in [(102, false), (99, true)] {
+            let mut ack = OwedAck::default();
+            answered(&mut ack, 0, 5);
+            ack.pay(Nanos(1), Psn::new(100));
+            // Three that have not asked.
+            let expected = Psn::new(103);
+            ack.owe_again(Nanos(US), 9, Psn::new(psn));
+            ack.note_request(10);
+            assert_eq!(ack.is_due(Nanos(US + 1), 11, expected), is_prompt, "{psn}");
+        }
     }
 }
