@@ -17,7 +17,12 @@ use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
 
 /// The headers of some IPv4 path.
 pub fn path() -> PathHeader {
-    PathHeader::new(&PathAddress {
+    PathHeader::new(&path_address())
+}
+
+/// Some IPv4 path.
+pub fn path_address() -> PathAddress {
+    PathAddress {
         source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
         destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
         vlan: None,
@@ -28,5 +33,5 @@ pub fn path() -> PathHeader {
         flow_label: 0,
         hop_limit: 64,
         identification: 0,
-    })
+    }
 }

@@ -82,7 +82,7 @@ impl Card {
     pub(crate) fn difference(&self, rank: u32, other: &Card, peer: u32) -> Option<String> {
         let number = |value: U32| value.to_string();
         let algorithm = |value: U32| {
-            let forced = Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value.get());
+            let forced = Algorithm::from_number(value.get());
             forced.map_or_else(|| "none".to_owned(), |forced| forced.to_string())
         };
         let shared_memory = |value: U32| {

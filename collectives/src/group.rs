@@ -1,5 +1,6 @@
 //! One communicator: its ranks, channels to them, operations under way, and what becomes of it when one fails.
 
+mod calls;
 mod failure;
 mod membership;
 mod on_memory;
@@ -27,7 +28,7 @@ use crate::mapped::{Bench, Host, Job, Mapped};
 use crate::memory::{allocate, deregister};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
-use crate::schedule::{self, Algorithm, Hosts, Schedule, Seat, Shape, Task};
+use crate::schedule::{self, Algorithm, Hosts, Seat, Shape, Task};
 use crate::shrink::{Ranks, Shrink};
 use plans::Plans;
 
@@ -59,15 +60,6 @@ pub(crate) struct Process<'a> {
     pub(crate) host: &'a mut Host,
     pub(crate) pd: Pd,
     pub(crate) now: Nanos,
-}
-
-/// What an operation is to a rank.
-#[derive(Clone, Copy)]
-pub(crate) struct Checked {
-    /// Elements of input and output.
-    lengths: (usize, usize),
-    in_place: bool,
-    algorithm: Algorithm,
 }
 
 /// How an operation has ended, or that it has not.
@@ -168,7 +160,8 @@ impl Group {
             path_mtu,
             hosts,
             mapped: Err("the ranks have not agreed on shared memory"),
-            wake: Vec::with_capacity(4 * size as usize),
+            // A call wakes each rank when it begins, has reduced and ends.
+            wake: Vec::with_capacity(3 * size as usize),
             model: options.model.unwrap_or_default(),
             plans: Plans::default(),
             limits,
@@ -201,249 +194,6 @@ impl Group {
 
     pub(crate) fn size(&self) -> u32 {
         self.cards.len() as u32
-    }
-
-    /// What an operation asks for.
-    fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
-        // The same at all ranks, also where one alone has an input or an output.
-        let length = match operation.kind {
-            Kind::Gather | Kind::Scatter | Kind::AllToAll
-                if operation.sent.is_some() || operation.received.is_some() =>
-            {
-                0
-            }
-            Kind::Gather | Kind::Scatter => operation.count * self.cards.len(),
-            _ => lengths.0.max(lengths.1),
-        };
-        Demand {
-            kind: operation.kind,
-            bytes: length * operation.data_type.size(),
-            ranks: self.cards.len(),
-            chunk: self.options.chunk_bytes as usize,
-            unmapped: match &self.mapped {
-                Err(problem) => Some(problem),
-                Ok(_) if operation.kind == Kind::AllToAll && operation.sent.is_some() => {
-                    Some("each rank knows its own counts alone")
-                }
-                Ok(_) => None,
-            },
-            is_on_device: self.is_on_device,
-            is_small_float: matches!(operation.data_type, DataType::F8E4M3 | DataType::F8E5M2),
-        }
-    }
-
-    /// Which algorithm an operation takes, and why.
-    pub(crate) fn explain(&self, operation: &Operation) -> Result<Explanation, Error> {
-        let lengths = operation.lengths(self.rank as usize, self.cards.len())?;
-        let demand = self.demand(operation, lengths);
-        let name = match operation.reduction {
-            Some(reduction) => {
-                format!("{} of {} {} ({reduction})", operation.kind, operation.count, operation.data_type)
-            }
-            None => format!("{} of {} {}", operation.kind, operation.count, operation.data_type),
-        };
-        let hosts = match self.hosts.count() {
-            1 => "one host".to_owned(),
-            count => format!("{count} hosts"),
-        };
-        let name = format!("{name}, {} bytes, {} ranks on {hosts}", demand.bytes, demand.ranks);
-        Ok(explain(&self.model, &demand, &self.hosts, self.options.algorithm, name))
-    }
-
-    /// What messages cost, from now on. All ranks have the same.
-    pub(crate) fn set_model(&mut self, model: Model) {
-        info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
-        self.model = model;
-        self.plans.clear();
-    }
-
-    /// What an operation is to this rank, by the algorithm `forced` if it can be: the plan that is kept of it.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], [`Error::Failed`].
-    pub(crate) fn check(
-        &mut self,
-        operation: &Operation,
-        buffers: [u64; 2],
-        forced: Option<Algorithm>,
-    ) -> Result<usize, Error> {
-        if self.failed.is_some() {
-            let name = operation.kind.to_string();
-            self.say_failure(name).map_or(Ok(()), Err)?;
-        }
-        if let Some(plan) = self.plans.find(operation, buffers, forced) {
-            return Ok(plan);
-        }
-        let (rank, size) = (self.rank as usize, self.size() as usize);
-        let lengths = operation.lengths(rank, size)?;
-        let element = operation.data_type.size();
-        for (what, at, length, buffer) in [
-            ("input", operation.input, lengths.0, buffers[0]),
-            ("output", operation.output, lengths.1, buffers[1]),
-        ] {
-            let bytes = (length * element) as u64;
-            if let Some(at) = at
-                && (at.offset > buffer || bytes > buffer - at.offset)
-            {
-                let value = format!("{bytes} bytes from byte {} on", at.offset);
-                return Err(Error::invalid(
-                    what,
-                    value,
-                    format!("a part of the buffer, which has {buffer} bytes"),
-                ));
-            }
-        }
-        let in_place = operation.in_place(rank, lengths)?;
-        let demand = self.demand(operation, lengths);
-        // An option that can't be followed is not passed over, but for operations that have no such algorithm.
-        let wanted = self.options.algorithm.filter(|algorithm| algorithm.applies_to(operation.kind));
-        let has_own_counts = operation.kind == Kind::AllToAll && operation.sent.is_some();
-        if let Some(algorithm) = wanted.filter(|_| forced.is_none() && size > 1 && !has_own_counts)
-            && let Some(problem) = problem(algorithm, &demand, &self.hosts)
-        {
-            return Err(Error::invalid("algorithm", algorithm, format!("another one: {problem}")));
-        }
-        let (algorithm, _) = choose(&self.model, &demand, &self.hosts, forced.or(self.options.algorithm));
-        Ok(self.plans.keep((operation, buffers, forced), Checked { lengths, in_place, algorithm }))
-    }
-
-    /// Begins an operation. Returns its id.
-    pub(crate) fn start(
-        &mut self,
-        process: &mut Process<'_>,
-        operation: &Operation,
-        buffers: [u64; 2],
-        forced: Option<Algorithm>,
-        is_own: bool,
-    ) -> Result<u64, Error> {
-        let plan = self.check(operation, buffers, forced)?;
-        let (_, Checked { lengths, algorithm, .. }) = self.plans.get(plan);
-        if algorithm == Algorithm::Mapped {
-            return Ok(self.start_mapped(process, operation, lengths, is_own));
-        }
-        let call = self.call(operation, algorithm, is_own);
-        let begun = self.begin(process, operation, plan, call);
-        if let Err(error) = &begun {
-            // The others have begun it, or will.
-            self.fail(Cause::Local { problem: error.to_string() });
-        }
-        begun
-    }
-
-    /// Begins an operation by its schedule.
-    fn begin(
-        &mut self,
-        process: &mut Process<'_>,
-        operation: &Operation,
-        plan: usize,
-        call: Call,
-    ) -> Result<u64, Error> {
-        let id = self.first + self.executions.len() as u64;
-        let mut execution = match self.plans.take_ended(plan) {
-            // Equal operations may have factors 0 and -0.
-            Some(ended) => ended.again(id, call, self.arithmetic(operation)),
-            None => self.execution(operation, plan, (id, call)),
-        };
-        let scratch = execution.scratch_bytes();
-        execution.places.scratch = self.take_scratch(process, id, scratch)?.map(|mr| (mr, 0));
-        for (peer, sends) in execution.peers() {
-            self.link(process, peer)?;
-            let peer = &mut self.peers[peer as usize];
-            if sends { peer.sends.push_back(id) } else { peer.receives.push_back(id) }
-        }
-        execution.take_grants(&mut self.peers);
-        self.executions.push_back(Some(execution));
-        self.is_dirty = true;
-        self.next_look = Nanos::ZERO;
-        Ok(id)
-    }
-
-    /// Plans an operation.
-    fn execution(&self, operation: &Operation, plan: usize, (id, call): (u64, Call)) -> Execution {
-        let (key, Checked { in_place, algorithm, .. }) = self.plans.get(plan);
-        let (rank, size, element) = (self.rank as usize, self.size() as usize, operation.data_type.size());
-        let [sent, received] =
-            [&operation.sent, &operation.received].map(|counts| counts.as_ref().map(|counts| ends(counts)));
-        let task = Task {
-            kind: operation.kind,
-            count: operation.count,
-            sent: sent.as_deref(),
-            received: received.as_deref(),
-            root: operation.root as usize,
-            is_scaled: matches!(operation.reduction, Some(crate::Reduction::PreMulSum(_))),
-            is_average: matches!(operation.reduction, Some(crate::Reduction::Average)),
-            in_place,
-        };
-        let chunk = (self.options.chunk_bytes as usize / element).max(1);
-        let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element };
-        let seat = Seat { rank, size, hosts: &self.hosts };
-        let mut schedule = Schedule::default();
-        schedule::plan(&task, algorithm, seat, shape, &mut schedule);
-        Execution::new((id, key), call, schedule, Places::of(operation), self.arithmetic(operation))
-    }
-
-    /// What an operation does with elements.
-    fn arithmetic(&self, operation: &Operation) -> What {
-        What { data_type: operation.data_type, reduction: operation.reduction, size: self.size() }
-    }
-
-    /// What both ends of a channel must have in common of an operation.
-    fn call(&mut self, operation: &Operation, algorithm: Algorithm, is_own: bool) -> Call {
-        let hash = |counts: &[usize]| hash(counts.iter().flat_map(|count| (*count as u64).to_be_bytes()));
-        let counts = match operation.kind {
-            // Ranks know their own counts alone.
-            Kind::AllToAll => operation.sent.as_ref().map(|_| &[][..]),
-            _ => operation.sent.as_deref().or(operation.received.as_deref()),
-        };
-        let number = if operation.kind.is_of_two() {
-            let way = usize::from(operation.kind == Kind::Receive);
-            let count = &mut self.peers[operation.root as usize].of_two[way];
-            *count = count.wrapping_add(1);
-            (*count - 1) & !Call::OF_TWO | Call::OF_TWO
-        } else {
-            let (count, bits) = if is_own { (&mut self.own_calls, Call::OWN) } else { (&mut self.calls, 0) };
-            *count = (*count + 1) & (Call::OWN - 1);
-            count.wrapping_sub(1) & (Call::OWN - 1) | bits
-        };
-        let call = Call {
-            number,
-            kind: if operation.kind == Kind::Receive { Kind::Send } else { operation.kind },
-            data_type: operation.data_type,
-            reduction: operation.reduction.map_or(0, crate::Reduction::number),
-            algorithm,
-            root: if operation.kind.has_root() { operation.root as u16 } else { 0 },
-            count: counts.map_or(Count::Each(operation.count as u64), |counts| Count::Differ(hash(counts))),
-        };
-        if !operation.kind.is_of_two() {
-            if self.history.len() == HISTORY {
-                self.history.pop_front();
-            }
-            self.history.push_back(call);
-        }
-        call
-    }
-
-    fn take_scratch(
-        &mut self,
-        process: &mut Process<'_>,
-        id: u64,
-        bytes: usize,
-    ) -> Result<Option<Mr>, Error> {
-        if bytes == 0 {
-            return Ok(None);
-        }
-        let found = self.scratch.iter().position(|(_, length)| *length >= bytes);
-        let (mr, length) = match found {
-            Some(index) => self.scratch.swap_remove(index),
-            None => {
-                let length = bytes.next_power_of_two().max(4096);
-                let Process { context, computer, pd, .. } = process;
-                let memory = allocate(computer.device(), length)?;
-                (computer.register(context, *pd, memory, ferroce::Access::LOCAL_WRITE)?, length)
-            }
-        };
-        self.in_use.push((id, mr, length));
-        Ok(Some(mr))
     }
 
     /// Whether all operations before the one with this id have ended well, or none is known to have failed.
@@ -644,6 +394,13 @@ impl Group {
         })
     }
 
+    /// What messages cost, from now on. All ranks have the same.
+    pub(crate) fn set_model(&mut self, model: Model) {
+        info!(rank = self.rank, "communicator {:016x}: {model}", self.id);
+        self.model = model;
+        self.plans.clear();
+    }
+
     /// What messages cost.
     pub(crate) fn model(&self) -> Model {
         self.model
@@ -668,13 +425,4 @@ const GRANTS: usize = 64;
 /// FNV-1a.
 fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-/// Where blocks of so many elements end.
-fn ends(counts: &[usize]) -> Vec<usize> {
-    let sum = |end: &mut usize, count: &usize| {
-        *end += count;
-        Some(*end)
-    };
-    counts.iter().scan(0, sum).collect()
 }

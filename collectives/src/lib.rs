@@ -91,10 +91,10 @@
 //! # Bit-exactness
 //!
 //! All ranks get the same bits, and the same bits in every run of the same algorithm with as many ranks: each algorithm
-//! reduces an element in an order of its own. Which algorithm is taken hangs on what is measured when the ranks meet, and may be
-//! another one in the next run: give [`Options::algorithm`] or [`Options::model`] where bits of floats have to be the same from run to
-//! run. Ranks that share memory always take [`Algorithm::Mapped`]. The ring reduces segment `s` of as many as there are ranks from left to right
-//! along the ring, from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo n. As f32 rounds each addition,
+//! reduces an element in an order of its own. Which algorithm is taken depends on what is measured when the ranks meet, and may be
+//! another one in the next run: give [`Options::algorithm`] or [`Options::model`] where bits of floats have to be the same from
+//! run to run. Ranks that share memory always take [`Algorithm::Mapped`]. The ring reduces segment `s` of as many as there are
+//! ranks from left to right along the ring, from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo n. As f32 rounds each addition,
 //! another order gives other bits, unless all partial sums are exact (integers below 2²⁴, say). Integers wrap, in any order.
 //!
 //! # When a rank fails

@@ -27,10 +27,10 @@
 //! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
 //! [`Mapped`](Algorithm::Mapped) is taken wherever it can be, but for send and receive, and all-to-all with counts of each rank's own,
-//! which go by packets. Namespaces and containers of one kernel are one host if they see each other's processes. Memory that [`allocate`](Collectives::allocate) gives is read and written
-//! by the ranks of the host themselves, other memory costs a copy more. Else the cheapest one is taken, by a [`Model`] with a
-//! latency and a bandwidth that are measured when the ranks meet; all ranks have the same model. [`Collectives::explain`] says what
-//! is taken, why, and what each would cost. [`Options::algorithm`] forces one for operations that have it.
+//! which go by packets. Namespaces and containers of one kernel are one host if they see each other's processes. Memory that
+//! [`allocate`](Collectives::allocate) gives is read and written by the ranks of the host themselves, other memory costs a copy
+//! more. Else the cheapest one is taken, by a [`Model`] with a latency and a bandwidth that are measured when the ranks meet; all
+//! ranks have the same model. [`Collectives::explain`] says what is taken, why, and what each would cost. [`Options::algorithm`] forces one for operations that have it.
 //!
 //! What goes a slower way than it might, a communicator of one host by packets or a device's memory by way of the CPU, is in the log with
 //! its reason, and counted among the [metrics](ferroce::Context::metrics) of the context (`ferroce_collective_fallbacks_total`, which
@@ -40,8 +40,8 @@
 //! # The order of reductions
 //!
 //! All ranks get the same bits, in every run of the same algorithm with as many ranks and as long chunks. The algorithm may be another
-//! one in the next run, for it is chosen by what was measured: [`Options::algorithm`] or [`Options::model`] keep it. Where a NaN comes out, its
-//! sign and payload may differ between processors of different kinds.
+//! one in the next run, for it is chosen by what was measured: [`Options::algorithm`] or [`Options::model`] keep it. Where a NaN
+//! comes out, its sign and payload may differ between processors of different kinds.
 //!
 //! | algorithm | an element is |
 //! |---|---|

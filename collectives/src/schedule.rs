@@ -130,17 +130,6 @@ impl Schedule {
     pub(crate) fn base(&self, peer: u32) -> usize {
         self.bases.iter().find(|(of, _)| *of == peer).map_or(0, |(_, at)| *at)
     }
-
-    /// Without steps, with its memory.
-    pub(crate) fn clear(&mut self) {
-        let Schedule { steps, operands, bounds, after, bases, scratch } = self;
-        bases.clear();
-        steps.clear();
-        operands.clear();
-        bounds.clear();
-        after.clear();
-        *scratch = 0;
-    }
 }
 
 /// The ranks that carry out (a part of) an algorithm, in its order, and this rank's place among them.

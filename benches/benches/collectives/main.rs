@@ -88,7 +88,7 @@ fn main() -> Outcome<()> {
             {
                 let mut measured = Measured::new(place, ranks, operation);
                 measure(&programs, &stand, sizes, &mut results, &mut measured);
-                // It takes an hour to the end.
+                // The end is far.
                 measured.print();
                 results.measured.push(measured);
             }

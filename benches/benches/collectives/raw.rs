@@ -4,10 +4,9 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use ferroce::wire::{
-    Bth, Encapsulation, FrameBuilder, Gid, MacAddr, Opcode, PathAddress, PathHeader, Psn, Qpn,
-};
+use ferroce::wire::{Bth, FrameBuilder, Gid, MacAddr, Opcode, PathAddress, PathHeader, Psn, Qpn};
 use ferroce::{Clock, DeviceSpec};
+use ferroce_benches::path_address;
 use ferroce_benches::veth::Veth;
 
 use crate::Outcome;
@@ -113,14 +112,9 @@ fn headers(end: usize, own: MacAddr, peer: MacAddr) -> Outcome<Vec<u8>> {
     let path = PathHeader::new(&PathAddress {
         source_mac: own,
         destination_mac: peer,
-        vlan: None,
         source: Gid::from_ipv4(Veth::address(end)),
         destination: Gid::from_ipv4(Veth::address(1 - end)),
-        encapsulation: Encapsulation::RoceV2 { source_port: 0xc000 },
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        identification: 0,
+        ..path_address()
     });
     let mut frame = vec![0; 2 * PAYLOAD];
     let bth = Bth::new(Opcode::RC_WRITE_MIDDLE, Qpn::new(2), Psn::new(0));

@@ -109,8 +109,7 @@ impl Measured {
                     None => format!("  {:>6} {:<13}", "-", ""),
                 };
             }
-            if let Some(aim) = self.aim(bytes) {
-                let (of, most) = aim;
+            if let Some((of, most)) = self.aim(bytes) {
                 let verdict = match self.ratio(bytes, of) {
                     Some(ratio) if ratio.median <= most => "meets",
                     Some(_) => "falls short",

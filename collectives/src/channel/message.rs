@@ -129,7 +129,7 @@ impl Header {
             kind: Kind::from_number(self.kind).ok_or("operation")?,
             data_type: DataType::ALL.into_iter().find(|t| *t as u8 == self.data_type).ok_or("data type")?,
             reduction: Some(self.reduction).filter(|number| *number <= 6).ok_or("reduction")?,
-            algorithm: Algorithm::ALL.into_iter().find(|a| *a as u8 == self.algorithm).ok_or("algorithm")?,
+            algorithm: Algorithm::from_number(self.algorithm.into()).ok_or("algorithm")?,
             root: self.root.get(),
             count: match self.differ {
                 0 => Count::Each(self.count.get()),

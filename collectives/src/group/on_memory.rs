@@ -1,5 +1,6 @@
 //! Operations on memory that all ranks have mapped.
 
+use super::calls::ends;
 use super::*;
 use crate::fallback;
 use crate::options::SharedMemory;

@@ -2,13 +2,23 @@
 
 use super::*;
 
+/// What an operation is to a rank.
+#[derive(Clone, Copy)]
+pub(super) struct Checked {
+    /// Elements of input and output.
+    pub(super) lengths: (usize, usize),
+    pub(super) in_place: bool,
+    pub(super) algorithm: Algorithm,
+}
+
 /// What was asked for: an operation, on buffers of so many bytes, by an algorithm; and what became of it.
-pub(super) struct Plan {
+struct Plan {
+    /// Its number among all plans of the communicator, by which it is known. Its place follows from that.
+    key: u64,
     operation: Operation,
     buffers: [u64; 2],
     forced: Option<Algorithm>,
-    pub(super) checked: Checked,
-    key: u64,
+    checked: Checked,
     /// It has ended, and may begin again.
     ended: Option<Execution>,
 }
@@ -29,53 +39,52 @@ const KEPT: usize = 64;
 const STEPS: usize = 1024;
 
 impl Plans {
-    /// The plan of an operation, if it is kept.
+    /// The key of the plan of an operation, if it is kept.
     pub(super) fn find(
         &mut self,
         operation: &Operation,
         buffers: [u64; 2],
         forced: Option<Algorithm>,
-    ) -> Option<usize> {
+    ) -> Option<u64> {
         let (before, after) = (0..self.latest, self.latest..self.plans.len());
         let found = after.chain(before).find(|index| {
             let plan = &self.plans[*index];
             (plan.buffers, plan.forced) == (buffers, forced) && plan.operation == *operation
         });
         self.latest = found.unwrap_or(self.latest);
-        found
+        found.map(|index| self.plans[index].key)
     }
 
-    /// Keeps a plan, in place of the oldest if there are too many. Returns where.
+    /// Keeps a plan, in place of the oldest if there are too many. Returns its key.
     pub(super) fn keep(
         &mut self,
         (operation, buffers, forced): (&Operation, [u64; 2], Option<Algorithm>),
         checked: Checked,
-    ) -> usize {
+    ) -> u64 {
         let key = self.count;
         self.count += 1;
-        let plan = Plan { operation: operation.clone(), buffers, forced, checked, key, ended: None };
-        let index = (key % KEPT as u64) as usize;
-        match self.plans.get_mut(index) {
+        let plan = Plan { key, operation: operation.clone(), buffers, forced, checked, ended: None };
+        self.latest = place(key);
+        match self.plans.get_mut(self.latest) {
             Some(oldest) => *oldest = plan,
             None => self.plans.push(plan),
         }
-        self.latest = index;
-        index
+        key
     }
 
-    /// What is kept at a place.
-    pub(super) fn get(&self, index: usize) -> (u64, Checked) {
-        (self.plans[index].key, self.plans[index].checked)
+    /// What the operation of a plan that was just found or kept is to this rank.
+    pub(super) fn checked(&self, key: u64) -> Checked {
+        self.plans[place(key)].checked
     }
 
-    /// An execution of the plan at a place that has ended.
-    pub(super) fn take_ended(&mut self, index: usize) -> Option<Execution> {
-        self.plans[index].ended.take()
+    /// An execution of such a plan that has ended.
+    pub(super) fn take_ended(&mut self, key: u64) -> Option<Execution> {
+        self.plans[place(key)].ended.take()
     }
 
     /// Keeps an execution that has ended for the next time, if its plan is still there.
     pub(super) fn end(&mut self, execution: Execution) {
-        let plan = self.plans.get_mut((execution.plan % KEPT as u64) as usize);
+        let plan = self.plans.get_mut(place(execution.plan));
         let (steps, _) = execution.progress();
         if let Some(plan) = plan.filter(|plan| plan.key == execution.plan && steps <= STEPS) {
             plan.ended = Some(execution);
@@ -87,4 +96,9 @@ impl Plans {
         // Keys go on, so that nothing that is under way comes back to another plan.
         (self.plans, self.latest, self.count) = (Vec::new(), 0, self.count.next_multiple_of(KEPT as u64));
     }
+}
+
+/// Where the plan with a key is.
+fn place(key: u64) -> usize {
+    (key % KEPT as u64) as usize
 }

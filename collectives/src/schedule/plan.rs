@@ -42,6 +42,10 @@ impl Algorithm {
         Algorithm::Mapped,
     ];
 
+    pub(crate) fn from_number(number: u32) -> Option<Algorithm> {
+        Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == number)
+    }
+
     /// Whether it can carry out such operations.
     pub fn applies_to(self, kind: Kind) -> bool {
         use Algorithm as A;
@@ -123,20 +127,24 @@ pub(crate) struct Seat<'a> {
     pub(crate) hosts: &'a Hosts,
 }
 
-/// Writes this rank's part into `schedule`. The algorithm [applies](Algorithm::applies_to), and has a schedule.
-pub(crate) fn plan(
+/// This rank's part. The algorithm [applies](Algorithm::applies_to), and has a schedule.
+pub(crate) fn plan(task: &Task<'_>, algorithm: Algorithm, seat: Seat<'_>, shape: Shape) -> Schedule {
+    let mut schedule = Schedule::default();
+    let (sent, received) = (blocks(task.count, task.sent), blocks(task.count, task.received));
+    let shared = task.shared(seat.rank, sent, received);
+    let mut b = Builder::new(&mut schedule, shape.chunk, shape.lands_above, shared);
+    write(&mut b, task, algorithm, seat, (sent, received));
+    schedule
+}
+
+fn write(
+    b: &mut Builder<'_>,
     task: &Task<'_>,
     algorithm: Algorithm,
-    seat: Seat<'_>,
-    shape: Shape,
-    schedule: &mut Schedule,
+    Seat { rank, size, hosts }: Seat<'_>,
+    (sent, received): (Blocks<'_>, Blocks<'_>),
 ) {
-    schedule.clear();
-    let Seat { rank, size, hosts } = seat;
     let Task { kind, count, root, .. } = *task;
-    let (sent, received) = (blocks(count, task.sent), blocks(count, task.received));
-    let mut b = Builder::new(schedule, shape.chunk, shape.lands_above, task.shared(rank, sent, received));
-    let b = &mut b;
     let finish = if task.is_average { Finish::Whole } else { Finish::No };
     let source = if task.is_scaled { scale(b, task, rank, size, sent) } else { Place::Input };
     if size == 1 {

@@ -159,14 +159,8 @@ impl Case {
         };
         let hosts = self.hosts();
         let seat = Seat { rank, size: self.size, hosts: &hosts };
-        let mut schedule = Schedule::default();
-        plan(
-            &task,
-            self.algorithm,
-            seat,
-            Shape { chunk: self.chunk, lands_above: self.lands_above },
-            &mut schedule,
-        );
+        let shape = Shape { chunk: self.chunk, lands_above: self.lands_above };
+        let schedule = plan(&task, self.algorithm, seat, shape);
         let (input, output) = self.lengths(rank);
         let elements = |len: usize| (0..len).map(&element).collect::<Vec<T>>();
         if !self.in_place {
