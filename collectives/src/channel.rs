@@ -10,6 +10,7 @@ pub(crate) mod message;
 mod space;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Gid, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig, Qpn, RKey,
@@ -109,6 +110,8 @@ pub(crate) struct Channel {
     arrivals: VecDeque<Message>,
     /// Of the newest message in the ring: what chunks behind it belong to.
     newest: Option<Call>,
+    /// The call that the peer told of last, and when it began that there.
+    heard: Option<(u32, Nanos)>,
     taken: u32,
     told: u32,
     /// Bytes of the ring and of staging memory that are free and of which the peer has not been told.
@@ -206,6 +209,7 @@ impl Channel {
             has_posted: false,
             arrivals: VecDeque::with_capacity(limits.depth as usize),
             newest: None,
+            heard: None,
             taken: 0,
             told: 0,
             untold: [0; 2],
@@ -317,11 +321,12 @@ impl Channel {
             && (self.posted.len() as u32) < self.limits.depth
     }
 
-    /// Sends elements, or what else follows a header, by way of the ring. Returns whether there was room.
+    /// Sends elements, or what else follows a header, by way of the ring, so long after the call began here. Returns whether there
+    /// was room.
     pub(crate) fn send_short(
         &mut self,
         context: &mut Context,
-        call: &Call,
+        (call, waited): (&Call, Duration),
         purpose: Purpose,
         bytes: u32,
         fill: impl FnOnce(&mut Context, Mr, u32) -> Result<(), crate::Error>,
@@ -331,7 +336,7 @@ impl Channel {
         }
         let length = Header::BYTES as u32 + bytes;
         let Some(offset) = self.ring_space.take(length, Immediate::UNIT) else { return Ok(false) };
-        let header = Header::new(call, purpose, self.taken);
+        let header = Header::new(call, purpose, self.taken).after(waited);
         self.has_told();
         context.write(self.mirror, u64::from(offset), header.as_bytes())?;
         fill(context, self.mirror, offset + Header::BYTES as u32)?;
@@ -465,6 +470,7 @@ impl Channel {
     pub(crate) fn complete(
         &mut self,
         context: &mut Context,
+        now: Nanos,
         wc: &WorkCompletion,
         mut done: impl FnMut(Waiting),
     ) -> Result<News, crate::Error> {
@@ -495,7 +501,7 @@ impl Channel {
             _ if self.arrivals.len() as u32 >= self.limits.depth => {
                 Ok(News::Broken(format!("more than {} messages that were not taken", self.limits.depth)))
             }
-            Immediate::Ring(offset) => self.take_short(context, offset, wc.byte_len),
+            Immediate::Ring(offset) => self.take_short(context, now, offset, wc.byte_len),
             Immediate::Staged(offset) => {
                 let end = offset.checked_add(wc.byte_len).filter(|end| *end <= self.limits.staging);
                 match (self.staging, end) {
@@ -509,6 +515,11 @@ impl Channel {
         }
     }
 
+    /// What the peer has told since this was asked last: the number of a call, and when it began that, by this rank's clock.
+    pub(crate) fn take_heard(&mut self) -> Option<(u32, Nanos)> {
+        self.heard.take()
+    }
+
     /// A chunk, of the call that was told last.
     fn arrive(&mut self, from: Option<(Mr, u32)>, bytes: u32) -> News {
         let Some(call) = self.newest else { return News::Broken("a chunk of no call".to_owned()) };
@@ -517,7 +528,13 @@ impl Channel {
         News::Moved
     }
 
-    fn take_short(&mut self, context: &Context, offset: u32, length: u32) -> Result<News, crate::Error> {
+    fn take_short(
+        &mut self,
+        context: &Context,
+        now: Nanos,
+        offset: u32,
+        length: u32,
+    ) -> Result<News, crate::Error> {
         let end = offset.checked_add(length).filter(|end| *end <= self.limits.ring);
         let (Some(_), Some(bytes)) = (end, length.checked_sub(Header::BYTES as u32)) else {
             return Ok(News::Broken(format!("a message of {length} bytes at byte {offset} of the ring")));
@@ -536,6 +553,7 @@ impl Channel {
         if let broken @ News::Broken(_) = self.take_credits(header.taken.get()) {
             return Ok(broken);
         }
+        self.heard = Some((call.number, now - header.waited()));
         let from = Some((self.ring, offset + Header::BYTES as u32));
         match (purpose, bytes) {
             (Purpose::Elements, bytes) => {

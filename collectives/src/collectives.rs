@@ -19,6 +19,7 @@ use crate::choice::{Explanation, Model};
 use crate::compute::Computer;
 use crate::control::Control;
 use crate::error::Cause;
+use crate::flight::{FlightRecorder, Recorder};
 use crate::group::{Group, Outcome, Process};
 use crate::mapped::{Host, Mapped};
 use crate::memory::{allocate, deregister};
@@ -83,6 +84,7 @@ pub struct Collectives {
     buffers: Vec<Buffer>,
     /// Memory that is shared with the processes of this host.
     host: Host,
+    recorder: Recorder,
     /// What is done in turns with nothing to do.
     idler: Idler,
     /// Turns on mapped memory alone, since packets were looked at.
@@ -117,6 +119,7 @@ impl Collectives {
     }
 
     fn reducing(mut context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
+        let recorder = Recorder::new(&context);
         let pd = context.alloc_pd()?;
         let control = Control::new(&mut context, pd)?;
         let (computer, poller) = (Computer::new(device), Poller::new());
@@ -129,6 +132,7 @@ impl Collectives {
             poller,
             buffers,
             host: Host::default(),
+            recorder,
             idler: Idler::new(Idle::default()),
             turns_on_memory: 0,
             groups,
@@ -318,6 +322,7 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] when the port is gone. What becomes of operations their requests tell.
     pub fn poll(&mut self, now: Nanos) -> Result<bool, Error> {
+        self.recorder.polled(now);
         // What has begun since goes with this turn of the context, which is a system call on most ports.
         let has_begun = self.groups.iter().any(Group::is_dirty) && self.progress(now)?;
         self.take_posted();
@@ -352,7 +357,16 @@ impl Collectives {
             }
             moved = true;
         }
+        let has_failed = groups.iter_mut().fold(false, |failed, group| group.take_failure() | failed);
+        if has_failed {
+            process.recorder.leave();
+        }
         Ok(process.control.has_sent() || moved)
+    }
+
+    /// The flight recorder of all communicators here; `None` where the system gave no memory for it.
+    pub fn flight_recorder(&self) -> Option<FlightRecorder> {
+        self.recorder.reader()
     }
 
     /// One turn of a request's operations on mapped memory. Packets are not looked at: that is a system call, and takes longer
@@ -436,7 +450,7 @@ impl Collectives {
     }
 
     fn process(&mut self, now: Nanos) -> (Process<'_>, &mut Slab<Group>) {
-        let Collectives { context, control, computer, host, pd, groups, .. } = self;
-        (Process { context, control, computer, host, pd: *pd, now }, groups)
+        let Collectives { context, control, computer, host, recorder, poller: clock, pd, groups, .. } = self;
+        (Process { context, control, computer, host, recorder, clock, pd: *pd, now }, groups)
     }
 }

@@ -1,5 +1,7 @@
 //! One operation under way: a schedule, carried out on channels and memory.
 
+use std::time::Duration;
+
 use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
 use ferroce::{Context, Mr, Nanos, Pd, RemoteAddress, Sge};
@@ -9,6 +11,7 @@ use crate::channel::message::{Call, Grant, Purpose};
 use crate::channel::{Channel, Waiting};
 use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
+use crate::flight::Log;
 use crate::operation::{At, Kind, Operation, Reduction};
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
 
@@ -29,6 +32,14 @@ pub(crate) struct Execution {
     running: Option<(Ticket, usize)>,
     /// When something moved last; at first when it was first looked at.
     pub(crate) moved: Option<Nanos>,
+    /// When it was first looked at.
+    began: Option<Nanos>,
+    /// Its number in the log.
+    pub(crate) record: u64,
+    /// Chunks that are under way.
+    under_way: u32,
+    /// The peer that began it last, as far as that is known, and how much later than this rank.
+    late: (u32, Duration),
 }
 
 /// Where elements are.
@@ -56,6 +67,8 @@ struct Lane {
     next: usize,
     /// The peer knows which call it is (a lane that sends), or where its chunks go (one that receives).
     is_told: bool,
+    /// The peer has told of the call.
+    has_heard: bool,
     /// Where the peer wants its chunks.
     grant: Option<RemoteAddress>,
 }
@@ -74,6 +87,7 @@ pub(crate) struct Tools<'a> {
     pub(crate) computer: &'a mut Computer,
     /// By rank.
     pub(crate) links: &'a mut [crate::group::Peer],
+    pub(crate) log: &'a Log,
     pub(crate) now: Nanos,
     /// Bytes that may still be combined before packets are looked after again.
     pub(crate) budget: usize,
@@ -136,6 +150,10 @@ impl Execution {
             lanes: Vec::new(),
             running: None,
             moved: None,
+            began: None,
+            record: 0,
+            under_way: 0,
+            late: (0, Duration::ZERO),
         };
         for step in 0..count {
             execution.enlist(step);
@@ -144,20 +162,37 @@ impl Execution {
     }
 
     /// An operation that has no steps: it is carried out elsewhere, until [`end`](Execution::end) says that it is done.
-    pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
+    pub(crate) fn elsewhere(
+        (id, record): (u64, u64),
+        call: Call,
+        places: Places,
+        arithmetic: What,
+    ) -> Execution {
         let of_no_plan = u64::MAX;
         let execution = Execution::new((id, of_no_plan), call, Schedule::default(), places, arithmetic);
-        Execution { left: 1, ..execution }
+        Execution { left: 1, record, ..execution }
     }
 
     /// The same once more, after its end. Scratch memory comes with its beginning.
     pub(crate) fn again(mut self, id: u64, call: Call, arithmetic: What) -> Execution {
         self.done.fill(false);
         for lane in &mut self.lanes {
-            (lane.next, lane.is_told, lane.grant) = (0, false, None);
+            (lane.next, lane.is_told, lane.has_heard, lane.grant) = (0, false, false, None);
         }
         let places = Places { scratch: None, ..self.places };
-        Execution { id, call, places, arithmetic, left: self.done.len(), running: None, moved: None, ..self }
+        Execution {
+            id,
+            call,
+            places,
+            arithmetic,
+            left: self.done.len(),
+            running: None,
+            moved: None,
+            began: None,
+            under_way: 0,
+            late: (0, Duration::ZERO),
+            ..self
+        }
     }
 
     /// Bytes of scratch memory that it needs.
@@ -246,6 +281,7 @@ impl Execution {
 
     /// The memory of a step that sends is free again.
     pub(crate) fn sent(&mut self, step: u32) {
+        self.under_way = self.under_way.saturating_sub(1);
         self.finish(step as usize);
     }
 
@@ -275,16 +311,25 @@ impl Execution {
 
     /// Makes all steps that can be made. Whether there were any.
     pub(crate) fn advance(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
+        if self.began.is_none() {
+            self.began = Some(tools.now);
+            tools.log.began(self.record, tools.now);
+        }
         self.moved.get_or_insert(tools.now);
         let mut has_moved = self.take_from_device(tools)?;
         loop {
             let mut moved = false;
             for index in 0..self.lanes.len() {
-                moved |= match self.lanes[index].way {
+                let is_starved = self.under_way == 0;
+                let this = match self.lanes[index].way {
                     Way::Send => self.send(index, tools)?,
                     Way::Receive => self.receive(index, tools)?,
                     Way::Local => self.compute(index, tools)?,
                 };
+                if this && !(has_moved || moved) && is_starved {
+                    self.log_wait(index, tools);
+                }
+                moved |= this;
             }
             has_moved |= moved;
             if !moved || tools.budget == 0 {
@@ -293,8 +338,38 @@ impl Execution {
         }
         if has_moved {
             self.moved = Some(tools.now);
+            tools.log.moved(self.record, tools.now, self.progress());
         }
         Ok(has_moved)
+    }
+
+    /// This rank had nothing to do until something came from the peer of a lane.
+    fn log_wait(&self, index: usize, tools: &Tools<'_>) {
+        let Lane { way, peer, .. } = &self.lanes[index];
+        if let (Way::Receive, Some(moved)) = (way, self.moved) {
+            tools.log.waited(self.record, *peer, tools.now.since(moved));
+        }
+    }
+
+    /// A peer began it then.
+    pub(crate) fn hear(&mut self, peer: u32, began: Nanos) {
+        // Only what it says first: what comes later may have waited behind chunks.
+        let lane = self.lanes.iter_mut().find(|lane| lane.way != Way::Local && lane.peer == peer);
+        let is_first = lane.is_some_and(|lane| !std::mem::replace(&mut lane.has_heard, true));
+        if let Some(own) = self.began.filter(|_| is_first) {
+            let by = began.since(own);
+            self.late = if by > self.late.1 { (peer, by) } else { self.late };
+        }
+    }
+
+    /// The peer that began it last, if that was so much later than this rank, and how much.
+    pub(crate) fn late(&self, at_least: Duration) -> Option<(u32, Duration)> {
+        Some(self.late).filter(|(_, by)| *by > at_least)
+    }
+
+    /// For how long it has been under way.
+    fn age(&self, now: Nanos) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| now.since(began))
     }
 
     fn is_ready(&self, step: usize) -> bool {
@@ -318,7 +393,7 @@ impl Execution {
             return Ok(false);
         }
         let Some(channel) = &mut link.channel else { return Ok(false) };
-        let mut moved = false;
+        let (age, mut moved) = (self.age(tools.now), false);
         while let Some(&step) = self.lanes[index].steps.get(self.lanes[index].next) {
             let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else { break };
             if !self.is_ready(step as usize) {
@@ -330,7 +405,7 @@ impl Execution {
                 let source = if len > 0 { Some(self.sge(from, bytes)?) } else { None };
                 channel.send_short(
                     tools.context,
-                    &self.call,
+                    (&self.call, age),
                     Purpose::Elements,
                     bytes as u32,
                     |context, mirror, at| {
@@ -343,14 +418,18 @@ impl Execution {
                     },
                 )?
             } else {
-                self.send_chunk(index, step, tools.context, channel)?
+                self.send_chunk(index, step, (tools.context, age), channel)?
             };
             if !has_gone {
                 return Ok(moved);
             }
+            tools.log.sent(peer as u32, bytes as u64, !is_short);
             if is_short {
                 self.lanes[index].is_told = true;
                 self.finish(step as usize);
+            } else {
+                self.under_way += 1;
+                link.chunks.begin(bytes as u64, tools.now);
             }
             self.lanes[index].next += 1;
             moved = true;
@@ -366,7 +445,7 @@ impl Execution {
         &mut self,
         index: usize,
         step: u32,
-        context: &mut Context,
+        (context, age): (&mut Context, Duration),
         channel: &mut Channel,
     ) -> Result<bool, Trouble> {
         let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else {
@@ -382,7 +461,7 @@ impl Execution {
             (None, _) => None,
         };
         if !self.lanes[index].is_told {
-            if !channel.send_short(context, &self.call, Purpose::Call, 0, |_, _, _| Ok(()))? {
+            if !channel.send_short(context, (&self.call, age), Purpose::Call, 0, |_, _, _| Ok(()))? {
                 return Ok(false);
             }
             self.lanes[index].is_told = true;
@@ -427,7 +506,7 @@ impl Execution {
 
     /// Tells a peer where its chunks go, if it has to know. Whether it knows.
     fn grant(&self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
-        let Lane { peer, steps, .. } = &self.lanes[index];
+        let (Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
         let link = &mut tools.links[*peer as usize];
         let Some(channel) = &mut link.channel else { return Ok(false) };
         let eager = channel.eager_bytes() as usize;
@@ -453,10 +532,13 @@ impl Execution {
         };
         let grant = channel.grant(tools.context, output)?;
         let bytes = size_of::<Grant>() as u32;
-        let told =
-            channel.send_short(tools.context, &self.call, Purpose::Grant, bytes, |context, mirror, at| {
-                Ok(context.write(mirror, at.into(), grant.as_bytes())?)
-            })?;
+        let told = channel.send_short(
+            tools.context,
+            (&self.call, age),
+            Purpose::Grant,
+            bytes,
+            |context, mirror, at| Ok(context.write(mirror, at.into(), grant.as_bytes())?),
+        )?;
         channel.staging_is_told |= told && tells_staging;
         Ok(told)
     }
@@ -552,11 +634,11 @@ impl Execution {
     fn settle(&mut self, step: usize, tools: &mut Tools<'_>) {
         match &self.schedule.steps[step] {
             Step::Send { .. } => {}
-            Step::Land { peer, .. } => took(tools, *peer),
-            Step::Combine { operands, .. } => {
+            Step::Land { peer, len, .. } => took(tools, *peer, self.bytes(*len)),
+            Step::Combine { operands, len, .. } => {
                 for operand in self.schedule.operands(operands) {
                     if let Operand::Arrival(peer) = operand {
-                        took(tools, *peer);
+                        took(tools, *peer, self.bytes(*len));
                     }
                 }
             }
@@ -617,7 +699,15 @@ impl Execution {
 fn lane(lanes: &mut Vec<Lane>, way: Way, peer: u32) -> &mut Lane {
     let found = lanes.iter().position(|lane| lane.way == way && lane.peer == peer);
     let index = found.unwrap_or_else(|| {
-        lanes.push(Lane { way, peer, steps: Vec::new(), next: 0, is_told: false, grant: None });
+        lanes.push(Lane {
+            way,
+            peer,
+            steps: Vec::new(),
+            next: 0,
+            is_told: false,
+            has_heard: false,
+            grant: None,
+        });
         lanes.len() - 1
     });
     &mut lanes[index]
@@ -633,7 +723,8 @@ fn arrived(tools: &Tools<'_>, peer: u32, bytes: usize) -> Result<Sge, Trouble> {
     Ok(Sge { mr, offset: offset.into(), length: bytes as u32 })
 }
 
-fn took(tools: &mut Tools<'_>, peer: u32) {
+fn took(tools: &mut Tools<'_>, peer: u32, bytes: usize) {
+    tools.log.received(peer, bytes as u64);
     if let Some(channel) = &mut tools.links[peer as usize].channel {
         channel.take();
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Qpn, WcStatus};
+use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Poller, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -24,6 +24,7 @@ use crate::compute::Computer;
 use crate::control::{BODY, Control, Envelope, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
+use crate::flight::{LATE, Log, Recorder};
 use crate::mapped::{Bench, Host, Job, Mapped};
 use crate::memory::{allocate, deregister};
 use crate::operation::{Kind, Operation};
@@ -50,6 +51,34 @@ pub(crate) struct Peer {
     calls: Option<u32>,
     /// It knows that the communicator has failed.
     knows_abort: bool,
+    /// What is under way to it.
+    pub(crate) chunks: Chunks,
+}
+
+/// Chunks to one peer that are not acknowledged.
+#[derive(Default)]
+pub(crate) struct Chunks {
+    under_way: u32,
+    /// Since when there are any, and how many bytes there were since.
+    since: Nanos,
+    bytes: u64,
+}
+
+impl Chunks {
+    pub(crate) fn begin(&mut self, bytes: u64, now: Nanos) {
+        if self.under_way == 0 {
+            (self.since, self.bytes) = (now, 0);
+        }
+        self.under_way += 1;
+        self.bytes += bytes;
+    }
+
+    /// So many are acknowledged. How many bytes there were and for how long, if there are none any more.
+    fn end(&mut self, count: u32, now: Nanos) -> Option<(u64, Duration)> {
+        let before = self.under_way;
+        self.under_way = before.saturating_sub(count);
+        (before > 0 && self.under_way == 0).then(|| (self.bytes, now.since(self.since)))
+    }
 }
 
 /// What a communicator needs of the process that it is in.
@@ -58,6 +87,9 @@ pub(crate) struct Process<'a> {
     pub(crate) control: &'a mut Control,
     pub(crate) computer: &'a mut Computer,
     pub(crate) host: &'a mut Host,
+    pub(crate) recorder: &'a Recorder,
+    /// For what moves between two polls.
+    pub(crate) clock: &'a mut Poller,
     pub(crate) pd: Pd,
     pub(crate) now: Nanos,
 }
@@ -84,6 +116,7 @@ pub(crate) struct Group {
     wake: Vec<u32>,
     model: Model,
     plans: Plans,
+    log: Log,
     limits: Limits,
     cq: Cq,
     peers: Vec<Peer>,
@@ -100,6 +133,8 @@ pub(crate) struct Group {
     scratch: Vec<(Mr, usize)>,
     in_use: Vec<(u64, Mr, usize)>,
     failed: Option<Cause>,
+    /// It has failed, and has left no recording so far.
+    is_to_be_recorded: bool,
     /// The program knows that.
     has_said_failure: bool,
     /// The ranks agree on who is gone.
@@ -122,6 +157,8 @@ const HISTORY: usize = 64;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long others are told that the communicator has failed.
 const TELL: Duration = Duration::from_millis(500);
+/// A rank comes late that begins an operation so many times as late as a message takes: below that it is chance.
+const LATE_LATENCIES: u32 = 10;
 /// Bytes that are combined before packets are looked after again.
 const BUDGET: usize = 256 << 10;
 
@@ -155,6 +192,7 @@ impl Group {
             rank,
             options: *options,
             is_on_device: cards.iter().any(|card| card.device.get() != 0),
+            log: process.recorder.log(cards[0].nonce.get(), (rank, size)),
             cards,
             gid_index,
             path_mtu,
@@ -176,6 +214,7 @@ impl Group {
             scratch: Vec::new(),
             in_use: Vec::new(),
             failed: None,
+            is_to_be_recorded: false,
             has_said_failure: false,
             shrink: None,
             shrinking: None,
@@ -261,13 +300,25 @@ impl Group {
             let Some(channel) = &mut peer.channel else { continue };
             peer.silent = None;
             let (executions, first) = (&mut self.executions, self.first);
+            let mut chunks = 0;
             let done = |waiting: Waiting| {
+                chunks += 1;
                 let index = waiting.operation.checked_sub(first);
                 if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
                     execution.sent(waiting.step);
                 }
             };
-            match channel.complete(process.context, &wc, done)? {
+            let news = channel.complete(process.context, process.now, &wc, done)?;
+            if let Some((call, began)) = channel.take_heard()
+                && let Some(execution) =
+                    self.executions.iter_mut().flatten().find(|execution| execution.call.number == call)
+            {
+                execution.hear(number, began);
+            }
+            if let Some((bytes, sending)) = peer.chunks.end(chunks, process.now) {
+                self.log.was_sending(number, bytes, sending);
+            }
+            match news {
                 News::None => {}
                 News::Moved => self.is_dirty = true,
                 News::Granted(call, grant) => {
@@ -310,6 +361,7 @@ impl Group {
             pd: process.pd,
             computer: process.computer,
             links: &mut self.peers,
+            log: &self.log,
             now: process.now,
             budget: BUDGET,
         };
@@ -329,7 +381,7 @@ impl Group {
                 moved |= channel.return_credits(process.context)?;
             }
         }
-        let has_ended = self.retire(process.context)?;
+        let has_ended = self.retire(process.context, process.now)?;
         self.look_at_arrivals()?;
         Ok(has_ended || moved)
     }
@@ -346,13 +398,17 @@ impl Group {
     }
 
     /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
-    fn retire(&mut self, context: &mut Context) -> Result<bool, Error> {
+    fn retire(&mut self, context: &mut Context, now: Nanos) -> Result<bool, Error> {
         let mut has_ended = false;
+        let late = LATE.max(self.model.latency * LATE_LATENCIES);
         for slot in &mut self.executions {
             if slot.as_ref().is_some_and(Execution::is_done)
                 && let Some(execution) = slot.take()
             {
                 has_ended = true;
+                if execution.has_steps() {
+                    self.log.ended(execution.record, now, execution.late(late));
+                }
                 for peer in execution.owes_acks(self.options.eager_bytes as usize) {
                     if let Some(channel) = &mut self.peers[peer as usize].channel {
                         channel.acknowledge(context)?;
@@ -392,6 +448,11 @@ impl Group {
             let channel = peers[*peer as usize].channel.as_mut();
             posted | channel.is_some_and(|channel| channel.take_posted())
         })
+    }
+
+    /// Whether it has failed since this was asked last.
+    pub(crate) fn take_failure(&mut self) -> bool {
+        std::mem::take(&mut self.is_to_be_recorded)
     }
 
     /// What messages cost, from now on. All ranks have the same.

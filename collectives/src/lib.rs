@@ -121,6 +121,7 @@ mod control;
 mod error;
 mod execution;
 mod fallback;
+pub mod flight;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod group;

@@ -15,15 +15,17 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use ferroce::driver::reduction::Reduction as Arithmetic;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Access, Context, Mr, Nanos, Pd, Sge};
+use ferroce::{Access, Context, Mr, Nanos, Pd, Poller, Sge};
 
 use crate::channel::message::{Call, Header, Purpose};
 use crate::compute::Computer;
 use crate::error::Cause;
 use crate::execution::{Places, Trouble, What};
+use crate::flight::{LATE, Log};
 use crate::memory::{deregister, register};
 use crate::operation::{Kind, Reduction};
 use crate::schedule::Blocks;
@@ -92,6 +94,9 @@ pub(crate) struct Job {
     pub(crate) count: usize,
     /// Where blocks end, if they differ.
     pub(crate) ends: Option<Vec<usize>>,
+    /// Its number in the log, and when it began.
+    pub(crate) record: u64,
+    pub(crate) began: Nanos,
 }
 
 /// An operation under way.
@@ -105,6 +110,9 @@ struct Work {
     /// Ranks that were seen, or whose elements are copied; elements that are done, of that rank if they are copied.
     seen: usize,
     done: usize,
+    /// The rank that is waited for until all have begun, and how long that took.
+    last: Option<u32>,
+    waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +138,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) computer: &'a mut Computer,
     /// Ranks whose processes sleep and have to be woken.
     pub(crate) wake: &'a mut Vec<u32>,
+    pub(crate) log: &'a Log,
+    pub(crate) clock: &'a mut Poller,
     /// Bytes that may still be computed.
     pub(crate) budget: usize,
     /// Looks at other ranks' boards before packets are looked after again.
@@ -188,11 +198,24 @@ impl Mapped {
         let header = Header::new(&job.call, Purpose::Call, 0);
         let is_inline = job.is_inline(self.desk.ranks.len());
         let (number, phase) = (self.number, Phase::Begin);
-        let mut work = Work { job, number, phase, header, is_inline, seen: 0, done: 0 };
+        let mut work = Work {
+            job,
+            number,
+            phase,
+            header,
+            is_inline,
+            seen: 0,
+            done: 0,
+            last: None,
+            waited: Duration::ZERO,
+        };
         // What is long is for those who wait for it.
         while self.queue.is_empty() {
             match self.desk.step(&mut work, bench)? {
-                Step::Ended => return Ok(true),
+                Step::Ended => {
+                    work.log_end(bench);
+                    return Ok(true);
+                }
                 Step::Moved if work.is_inline || work.phase == Phase::Gather => {}
                 Step::Moved | Step::Waits => break,
             }
@@ -235,6 +258,7 @@ impl Mapped {
         while let Some(work) = self.queue.front_mut() {
             match self.desk.step(work, bench)? {
                 Step::Ended => {
+                    work.log_end(bench);
                     ended(work.job.id);
                     self.queue.pop_front();
                     moved = true;
@@ -268,10 +292,15 @@ impl Desk {
                     }
                     if work.seen == self.ranks.len() {
                         (work.phase, work.seen) = (Phase::Compute, 0);
+                        if let Some(last) = work.last {
+                            work.waited = bench.clock.now().since(work.job.began);
+                            bench.log.waited(work.job.record, last, work.waited);
+                        }
                         return Ok(Step::Moved);
                     }
                     std::hint::spin_loop();
                 }
+                work.last = Some(work.seen as u32);
                 Ok(if work.seen > before { Step::Moved } else { Step::Waits })
             }
             Phase::Compute => {
@@ -601,6 +630,13 @@ impl Rank {
         let mr = bench.host.map(bench.context, bench.pd, &self.ticket, shown)?;
         self.known[which] = Some(Known { nonce, length, mr });
         Ok((mr, offset))
+    }
+}
+
+impl Work {
+    fn log_end(&self, bench: &mut Bench<'_>) {
+        let late = self.last.map(|last| (last, self.waited)).filter(|(_, waited)| *waited > LATE);
+        bench.log.ended(self.job.record, bench.clock.now(), late);
     }
 }
 

@@ -40,6 +40,15 @@ impl SealedMemory {
     /// New memory of `length` bytes, all zeros, and what other processes open it by. Its pages are made now rather than when
     /// they are first used.
     pub(crate) fn create(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
+        SealedMemory::make(name, length, libc::MAP_POPULATE)
+    }
+
+    /// The same, with pages that are made when they are first used.
+    pub(crate) fn create_sparse(name: &str, length: usize) -> Result<(SealedMemory, OwnedFd), SealedError> {
+        SealedMemory::make(name, length, 0)
+    }
+
+    fn make(name: &str, length: usize, flags: i32) -> Result<(SealedMemory, OwnedFd), SealedError> {
         if length as u64 > file_size_max() {
             let reason = format!("{length} bytes are more than a file may have here (`ulimit -f`)");
             let source = io::Error::new(io::ErrorKind::FileTooLarge, reason);
@@ -49,7 +58,7 @@ impl SealedMemory {
         let file = File::from(made.map_err(os("making memory to share"))?);
         file.set_len(length as u64).map_err(os("making memory to share"))?;
         fcntl_add_seals(&file, SEALS | SealFlags::SEAL).map_err(os("sealing memory to share"))?;
-        Ok((SealedMemory::map(file.as_fd(), length, libc::MAP_POPULATE)?, file.into()))
+        Ok((SealedMemory::map(file.as_fd(), length, flags)?, file.into()))
     }
 
     /// Memory that another process has made, if it is of a length in `lengths`. Pages that its maker has left out are made one

@@ -15,9 +15,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::fs::read_link;
-use std::io;
+use std::fs::{self, DirEntry, File, read_link};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -97,10 +98,27 @@ impl Segment {
     /// # Errors
     /// [`SegmentError::Memory`].
     pub fn create(length: usize) -> Result<Segment, SegmentError> {
+        Segment::make(length, SealedMemory::create, NAME)
+    }
+
+    /// As [`create`](Segment::create), with pages that are made when they are first used, and under a name that [`find`] finds it
+    /// by.
+    ///
+    /// # Errors
+    /// [`SegmentError::Memory`].
+    pub fn create_named(name: &str, length: usize) -> Result<Segment, SegmentError> {
+        Segment::make(length, SealedMemory::create_sparse, name)
+    }
+
+    fn make(
+        length: usize,
+        create: fn(&str, usize) -> Result<(SealedMemory, OwnedFd), SealedError>,
+        name: &str,
+    ) -> Result<Segment, SegmentError> {
         let system = |source: io::Error| SegmentError::Memory(source.to_string());
         let whole = length.checked_add(HEAD).filter(|whole| *whole as u64 <= LONGEST);
         let whole = whole.ok_or_else(|| SegmentError::Memory(format!("{length} bytes are too many")))?;
-        let (memory, file) = SealedMemory::create("ferroce-segment", whole)?;
+        let (memory, file) = create(name, whole)?;
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| system(error.into()))?;
@@ -128,18 +146,9 @@ impl Segment {
         if namespace().map_err(|source| SegmentError::Open { pid, fd, source })? != ticket.namespace {
             return Err(SegmentError::Namespace);
         }
-        let failed = |source: io::Error| SegmentError::Open { pid, fd, source };
-        // What it is is looked at first: to open a file of another kind may wait for somebody, such as a file system's server.
-        let path = format!("/proc/{pid}/fd/{fd}");
-        let found = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-        let found = found.map_err(|error| failed(error.into()))?;
-        let path = format!("/proc/self/fd/{}", found.as_raw_fd());
-        let name = read_link(&path).map_err(failed)?;
-        if !name.as_os_str().as_encoded_bytes().starts_with(b"/memfd:") {
-            return Err(SegmentError::Stranger { pid });
-        }
-        let file = open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-        let file = file.map_err(|error| failed(error.into()))?;
+        let opened = open_memory((pid, fd), OFlags::RDWR, "");
+        let file = opened.map_err(|source| SegmentError::Open { pid, fd, source })?;
+        let file = file.ok_or(SegmentError::Stranger { pid })?;
         let whole = ticket.length as usize + HEAD;
         let memory = SealedMemory::open(&file, whole..=whole)?;
         if memory.word(0).load(Ordering::Acquire) != ticket.nonce {
@@ -186,6 +195,74 @@ impl Segment {
     }
 }
 
+/// What files of [`Segment::create`] are called.
+const NAME: &str = "ferroce-segment";
+
+/// Opens memory that a process has as a file; `None` if the file is of another kind, or its name does not begin so.
+fn open_memory((pid, fd): (u32, u32), flags: OFlags, name: &str) -> io::Result<Option<OwnedFd>> {
+    // What it is is looked at first: to open a file of another kind may wait for somebody, such as a file system's server.
+    let path = format!("/proc/{pid}/fd/{fd}");
+    let found = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let is_memory = is_named(&read_link(&path)?, name)
+        .then(|| open(path.as_str(), flags | OFlags::CLOEXEC, Mode::empty()));
+    Ok(is_memory.transpose()?)
+}
+
+/// Whether it is the link to a file in memory whose name begins so.
+fn is_named(link: &Path, name: &str) -> bool {
+    let link = link.as_os_str().as_encoded_bytes();
+    link.strip_prefix(b"/memfd:").is_some_and(|rest| rest.starts_with(name.as_bytes()))
+}
+
+/// A segment of a running process, which need not answer: it may be stopped, or hang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// The process.
+    pub pid: u32,
+    /// Its descriptor.
+    pub fd: u32,
+}
+
+/// Files of a process that are looked at, at most.
+const FILES_MAX: usize = 1 << 16;
+
+/// The segments of this name, of all processes that this one may look into: those of the same user, or of all for root.
+pub fn find(name: &str) -> Vec<Found> {
+    let number = |entry: &DirEntry| entry.file_name().to_str()?.parse::<u32>().ok();
+    let entries = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for pid in entries("/proc".into()).filter_map(|entry| number(&entry)) {
+        for file in entries(format!("/proc/{pid}/fd").into()).take(FILES_MAX) {
+            if let Some(fd) = number(&file)
+                && read_link(file.path()).is_ok_and(|link| is_named(&link, name))
+            {
+                found.push(Found { pid, fd });
+            }
+        }
+    }
+    found.sort_by_key(|found| (found.pid, found.fd));
+    found
+}
+
+impl Found {
+    /// The bytes that it has now, `most` of them at most. They may be written at the same time.
+    ///
+    /// # Errors
+    /// Those of the system; [`ErrorKind::NotFound`] if the process has ended, or it is another file by now.
+    pub fn read(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
+        let Found { pid, fd } = *self;
+        let file = open_memory((pid, fd), OFlags::RDONLY, name)?;
+        let file = file.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "another file has its number"))?;
+        let mut file = File::from(file);
+        file.seek(SeekFrom::Start(HEAD as u64))?;
+        let mut bytes = Vec::new();
+        file.take(most as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
 /// The number of this process's PID namespace.
 fn namespace() -> io::Result<u64> {
     let link = read_link("/proc/self/ns/pid")?;
@@ -198,9 +275,25 @@ fn namespace() -> io::Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-
     use super::*;
+
+    #[test]
+    fn a_named_segment_is_found_and_read_and_no_other_file_is() {
+        let name = format!("ferroce-test-{}", std::process::id());
+        let own = Segment::create_named(&name, 100).unwrap();
+        let _other = Segment::create(100).unwrap();
+        own.word(8).store(7, Ordering::Release);
+        let found = find(&name);
+        assert_eq!(found, [Found { pid: std::process::id(), fd: own.ticket().fd }]);
+        let bytes = found[0].read(&name, 1 << 20).unwrap();
+        assert_eq!((bytes.len(), &bytes[8..16]), (100, &7_u64.to_ne_bytes()[..]));
+        assert_eq!(found[0].read(&name, 10).unwrap().len(), 10);
+        drop(own);
+        assert!(find(&name).is_empty());
+        let status = File::open("/proc/self/status").unwrap();
+        let stranger = Found { fd: status.as_raw_fd() as u32, ..found[0] };
+        assert_eq!(stranger.read(&name, 10).unwrap_err().kind(), ErrorKind::NotFound);
+    }
 
     #[test]
     fn what_is_not_as_told_is_refused() {

@@ -10,6 +10,7 @@
 //! Integers are big-endian; elements are in the byte order of the machine, which all ranks share.
 
 use std::fmt;
+use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::{RKey, RemoteAddress};
@@ -69,7 +70,8 @@ pub(crate) struct Header {
     algorithm: u8,
     purpose: u8,
     differ: u8,
-    reserved: U64,
+    /// Nanoseconds since this rank began the call: the peer learns who of the two came later, without a common clock.
+    waited: U64,
 }
 
 /// Where a peer's chunks go.
@@ -112,8 +114,18 @@ impl Header {
             algorithm: call.algorithm as u8,
             purpose: purpose as u8,
             differ,
-            reserved: U64::new(0),
+            waited: U64::new(0),
         }
+    }
+
+    /// The same, so long after the call began.
+    pub(crate) fn after(self, waited: Duration) -> Header {
+        Header { waited: U64::new(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX)), ..self }
+    }
+
+    /// How long before it was sent the call began.
+    pub(crate) fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited.get())
     }
 
     /// What it says; the name of what makes no sense if it does not.

@@ -111,9 +111,9 @@ impl Group {
         is_own: bool,
     ) -> Result<u64, Error> {
         let plan = self.check(operation, buffers, forced)?;
-        let Checked { lengths, algorithm, .. } = self.plans.checked(plan);
+        let Checked { algorithm, .. } = self.plans.checked(plan);
         if algorithm == Algorithm::Mapped {
-            return Ok(self.start_mapped(process, operation, lengths, is_own));
+            return Ok(self.start_mapped(process, operation, plan, is_own));
         }
         let call = self.call(operation, algorithm, is_own);
         let begun = self.begin(process, operation, plan, call);
@@ -139,6 +139,8 @@ impl Group {
             None => self.execution(operation, plan, (id, call)),
         };
         let scratch = execution.scratch_bytes();
+        let (steps, _) = execution.progress();
+        execution.record = self.log.called(&call, self.bytes_of(operation, plan), steps, false);
         execution.places.scratch = self.take_scratch(process, id, scratch)?.map(|mr| (mr, 0));
         for (peer, sends) in execution.peers() {
             self.link(process, peer)?;
@@ -150,6 +152,12 @@ impl Group {
         self.is_dirty = true;
         self.next_look = Nanos::ZERO;
         Ok(id)
+    }
+
+    /// Bytes of an operation's input or output, whichever is longer.
+    pub(super) fn bytes_of(&self, operation: &Operation, plan: u64) -> u64 {
+        let Checked { lengths, .. } = self.plans.checked(plan);
+        (lengths.0.max(lengths.1) * operation.data_type.size()) as u64
     }
 
     /// Plans an operation.

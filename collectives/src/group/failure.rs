@@ -36,6 +36,8 @@ impl Group {
             return;
         }
         warn!(rank = self.rank, "communicator {:016x} has failed: {cause}", self.id);
+        self.log.failed(&cause.to_string());
+        self.is_to_be_recorded = true;
         self.failed = Some(cause);
         if let Ok(mapped) = &mut self.mapped {
             mapped.fail();
@@ -135,6 +137,7 @@ impl Group {
         };
         peers.sort_unstable();
         peers.dedup();
+        self.log.waits(execution.record, &peers);
         let call = execution.call;
         if !execution.has_steps()
             && let Some((peer, theirs)) =

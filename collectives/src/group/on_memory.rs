@@ -1,6 +1,7 @@
 //! Operations on memory that all ranks have mapped.
 
 use super::calls::ends;
+use super::plans::Checked;
 use super::*;
 use crate::fallback;
 use crate::options::SharedMemory;
@@ -15,26 +16,30 @@ impl Group {
         &mut self,
         process: &mut Process<'_>,
         operation: &Operation,
-        lengths: (usize, usize),
+        plan: u64,
         is_own: bool,
     ) -> u64 {
+        let Checked { lengths, .. } = self.plans.checked(plan);
         let id = self.first + self.executions.len() as u64;
         let call = self.call(operation, Algorithm::Mapped, is_own);
         let (places, what) = (Places::of(operation), self.arithmetic(operation));
         let counts = operation.sent.as_ref().or(operation.received.as_ref());
         let ends = counts.map(|counts| ends(counts));
         let (root, count) = (operation.root as usize, operation.count);
-        let job = Job { id, call, places, what, root, lengths, count, ends };
+        let (began, bytes) = (process.clock.now(), self.bytes_of(operation, plan));
+        let record = self.log.called(&call, bytes, 1, true);
+        self.log.began(record, began);
+        let job = Job { id, call, places, what, root, lengths, count, ends, record, began };
         let is_first = self.executions.is_empty();
-        let Group { mapped: Ok(mapped), wake, .. } = self else { return id };
-        let mut bench = bench(process, wake, 1);
+        let Group { mapped: Ok(mapped), wake, log, .. } = self else { return id };
+        let mut bench = bench(process, wake, log, 1);
         let started = mapped.start(job, &mut bench);
         let has_ended = matches!(started, Ok(true));
         if has_ended && is_first {
             // Nobody has to remember it.
             self.first += 1;
         } else {
-            let mut execution = Execution::elsewhere(id, call, places, what);
+            let mut execution = Execution::elsewhere((id, record), call, places, what);
             if has_ended {
                 execution.end();
                 self.is_dirty = true;
@@ -71,14 +76,14 @@ impl Group {
 
     /// Goes on with operations on mapped memory.
     pub(super) fn advance_mapped(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
-        let Group { mapped: Ok(mapped), executions, first, wake, options, .. } = self else {
+        let Group { mapped: Ok(mapped), executions, first, wake, options, log, .. } = self else {
             return Ok(false);
         };
         if mapped.is_idle() {
             return Ok(false);
         }
         let spins = matches!(options.idle, Idle::Spin | Idle::Adaptive { spins: 1.., .. });
-        let mut bench = bench(process, wake, if spins { LOOKS } else { 1 });
+        let mut bench = bench(process, wake, log, if spins { LOOKS } else { 1 });
         let mut has_ended = false;
         let moved = mapped.advance(&mut bench, |id| {
             if let Some(Some(execution)) = executions.get_mut((id - *first) as usize) {
@@ -93,7 +98,8 @@ impl Group {
         }
         self.wake_all(process)?;
         if has_ended {
-            self.retire(process.context)?;
+            let now = process.clock.now();
+            self.retire(process.context, now)?;
         }
         Ok(moved)
     }
@@ -130,7 +136,7 @@ impl Group {
 }
 
 /// What operations on mapped memory need of the process.
-fn bench<'a>(process: &'a mut Process<'_>, wake: &'a mut Vec<u32>, looks: u32) -> Bench<'a> {
-    let Process { context, host, computer, pd, .. } = process;
-    Bench { context, pd: *pd, host, computer, wake, budget: BUDGET, looks }
+fn bench<'a>(process: &'a mut Process<'_>, wake: &'a mut Vec<u32>, log: &'a Log, looks: u32) -> Bench<'a> {
+    let Process { context, host, computer, clock, pd, .. } = process;
+    Bench { context, pd: *pd, host, computer, wake, log, clock, budget: BUDGET, looks }
 }

@@ -11,6 +11,7 @@ impl Group {
             if self.is_leaving {
                 channel.signal_all();
             }
+            self.log.linked(peer, process.context.query_qp(channel.qp())?.qpn.value());
             let link = &mut self.peers[peer as usize];
             link.channel = Some(Box::new(channel));
             // A peer that waits for this rank is a call ahead, seldom more.

@@ -1,0 +1,178 @@
+//! The flight recorder: what the communicators of a process have done last, in memory that others can read while the process works,
+//! hangs or is stopped.
+//!
+//! Each [`Collectives`](crate::Collectives) has one. It costs some stores an operation. `ferroce flight` shows the recordings of
+//! this host's processes, or those in files, as one; `ferroce stat` counts from them. [`FlightRecorder::dump`] makes a file, and so
+//! does every communicator that fails, where [`FOLDER`] names a directory.
+
+mod diagnosis;
+mod layout;
+mod log;
+mod recording;
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use ferroce::driver::segment::Segment;
+use ferroce::{Context, Nanos};
+use tracing::{debug, warn};
+
+pub use diagnosis::{Diagnosis, Finding, Why};
+use layout as at;
+pub(crate) use log::Log;
+pub use recording::{NotARecording, OperationRecord, PeerRecord, RecordedCommunicator, Recording};
+
+/// The environment variable that names a directory in which a communicator that fails leaves a recording.
+pub const FOLDER: &str = "FERROCE_FLIGHT_DIR";
+
+/// A rank that begins an operation so much later than another one comes late: below that it is chance.
+pub(crate) const LATE: Duration = Duration::from_micros(20);
+
+/// What the memory of a recorder is called: `/proc/PID/fd` has it under this name.
+const NAME: &str = "ferroce-flight";
+
+/// A process's recorder, to be read by any thread.
+///
+/// ```
+/// # use ferroce_collectives::ferroce::{Config, Context, Device};
+/// # use ferroce_collectives::*;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let context = Context::open(Device::open("loopback")?, &Config::default())?;
+/// # let mut collectives = Collectives::new(context)?;
+/// # let card = collectives.card(&Options::default())?;
+/// let all = collectives.join_with(0, &[card], &Options::default())?;
+/// let recorder = collectives.flight_recorder().ok_or("this system has no memory to share")?;
+/// // A thread that waits for a signal, as an example: the one that works may hang.
+/// std::thread::spawn(move || println!("{:?}", recorder.read())).join().expect("no panic");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FlightRecorder {
+    memory: Arc<Segment>,
+}
+
+impl FlightRecorder {
+    /// What is recorded now.
+    pub fn read(&self) -> Recording {
+        // Its own bytes are a recording.
+        Recording::parse(&self.bytes()).unwrap_or_default()
+    }
+
+    /// Writes what is recorded now to a file, which must not be there or is replaced as a whole.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn dump(&self, path: &Path) -> io::Result<()> {
+        let mut hidden = path.as_os_str().to_owned();
+        hidden.push(format!(".{}.part", std::process::id()));
+        // No link of somebody else's is followed: the directory may be one where all may write.
+        let _ = fs::remove_file(&hidden);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&hidden)?;
+        let written = file.write_all(&self.bytes()).and_then(|()| fs::rename(&hidden, path));
+        if written.is_err() {
+            let _ = fs::remove_file(&hidden);
+        }
+        written
+    }
+
+    /// The recording as the bytes of a file: what stands behind the last log is left out.
+    fn bytes(&self) -> Vec<u8> {
+        let word = |offset: usize| self.memory.word(offset).load(Ordering::Acquire);
+        let logs = (0..at::LOGS).map(|index| at::HEAD + index * at::LOG);
+        let logs = logs.take_while(|base| word(base + at::COMMUNICATOR) != 0);
+        let end = logs.last().map_or(at::HEAD, |base| base + at::LOG);
+        let mut bytes: Vec<u8> = (0..end).step_by(8).flat_map(|offset| word(offset).to_ne_bytes()).collect();
+        bytes[at::TAKEN..at::TAKEN + 8].copy_from_slice(&nanos(since_epoch()).to_ne_bytes());
+        bytes
+    }
+}
+
+/// The recorder of the thread that writes it.
+pub(crate) struct Recorder {
+    memory: Option<Arc<Segment>>,
+    /// Where communicators that fail leave a recording.
+    folder: Option<PathBuf>,
+    /// When clocks are compared again.
+    next: Nanos,
+}
+
+impl Recorder {
+    /// For what is done on a context.
+    pub(crate) fn new(context: &Context) -> Recorder {
+        let made = Segment::create_named(NAME, at::BYTES_ALL);
+        let memory = made.inspect_err(|error| warn!("no flight recorder: {error}")).ok().map(Arc::new);
+        let recorder =
+            Recorder { memory, folder: std::env::var_os(FOLDER).map(PathBuf::from), next: Nanos::ZERO };
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let device = context.metrics().label("device").unwrap_or_default().to_owned();
+        if let Some(memory) = &recorder.memory {
+            for (field, text) in [(at::HOST, host.trim()), (at::DEVICE, &*device)] {
+                for (index, bytes) in text.as_bytes()[..text.len().min(at::TEXT)].chunks(8).enumerate() {
+                    memory.word(field + 8 * index).store(log::word_of(bytes), Ordering::Relaxed);
+                }
+            }
+            memory.word(at::PROCESS).store(std::process::id().into(), Ordering::Relaxed);
+            memory.word(at::FORMAT).store(at::MAGIC, Ordering::Release);
+        }
+        recorder
+    }
+
+    /// For other threads.
+    pub(crate) fn reader(&self) -> Option<FlightRecorder> {
+        self.memory.clone().map(|memory| FlightRecorder { memory })
+    }
+
+    /// The log of a new communicator.
+    pub(crate) fn log(&self, communicator: u64, (rank, size): (u32, u32)) -> Log {
+        let log = Log::new(self.memory.clone(), communicator, (rank, size));
+        if self.memory.is_some() && !log.is_kept() {
+            debug!("communicator {communicator:016x} is not recorded: {} others are", at::LOGS);
+        }
+        log
+    }
+
+    /// The process polls.
+    #[inline]
+    pub(crate) fn polled(&mut self, now: Nanos) {
+        /// How far clocks part in that time does not matter.
+        const INTERVAL: Duration = Duration::from_secs(1);
+        let Some(memory) = &self.memory else { return };
+        memory.word(at::POLLED).store(now.0, Ordering::Relaxed);
+        if now >= self.next {
+            self.next = now + INTERVAL;
+            memory.word(at::CLOCK).store(now.0, Ordering::Relaxed);
+            memory.word(at::EPOCH).store(nanos(since_epoch()), Ordering::Relaxed);
+        }
+    }
+
+    /// A communicator has failed: leaves a recording, if somebody wants one.
+    pub(crate) fn leave(&self) {
+        /// Recorders of this process that have left one: each has a file of its own.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let (Some(folder), Some(reader)) = (&self.folder, self.reader()) else { return };
+        let host: String =
+            reader.read().host.chars().filter(|c| c.is_ascii_alphanumeric() || "-.".contains(*c)).collect();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("ferroce-flight.{host}.{}.{number}", std::process::id()));
+        match reader.dump(&path) {
+            Ok(()) => warn!(
+                "the flight recording is in {path:?}; `ferroce flight` reads it, best with those of the other ranks"
+            ),
+            Err(error) => warn!("no flight recording in {path:?}, which {FOLDER} asks for: {error}"),
+        }
+    }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,250 @@
+//! What is written: one word after the other, by the thread that owns the communicators. Whoever reads may see an operation
+//! between two words of it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ferroce::Nanos;
+use ferroce::driver::segment::Segment;
+use zerocopy::IntoBytes;
+
+use super::{layout as at, nanos};
+use crate::channel::message::{Call, Header, Purpose};
+
+/// The log of one communicator; without memory it writes nothing.
+#[derive(Debug)]
+pub(crate) struct Log {
+    memory: Option<Arc<Segment>>,
+    base: usize,
+    count: u64,
+}
+
+impl Log {
+    /// Begins the log of a communicator, in the place of one that has none any more.
+    pub(super) fn new(memory: Option<Arc<Segment>>, communicator: u64, (rank, size): (u32, u32)) -> Log {
+        let place = memory.as_ref().and_then(|memory| free_place(memory));
+        let memory = memory.filter(|_| place.is_some());
+        if let (Some(memory), Some((base, true))) = (&memory, place) {
+            // A reader takes it for none meanwhile. Pages that were never used stay so.
+            memory.word(base + at::COMMUNICATOR).store(0, Ordering::Release);
+            (base + 8..base + at::LOG)
+                .step_by(8)
+                .for_each(|word| memory.word(word).store(0, Ordering::Relaxed));
+        }
+        let log = Log { memory, base: place.map_or(0, |(base, _)| base), count: 0 };
+        log.set(at::PLACE, pair(rank, size));
+        if let Some(memory) = &log.memory {
+            memory.word(log.base + at::COMMUNICATOR).store(communicator.max(1), Ordering::Release);
+        }
+        log
+    }
+
+    /// Whether there is room for it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    #[inline]
+    fn set(&self, field: usize, value: u64) {
+        if let Some(memory) = &self.memory {
+            memory.word(self.base + field).store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Nobody else writes.
+    #[inline]
+    fn change(&self, field: usize, change: impl FnOnce(u64) -> u64) {
+        if let Some(memory) = &self.memory {
+            let word = memory.word(self.base + field);
+            word.store(change(word.load(Ordering::Relaxed)), Ordering::Relaxed);
+        }
+    }
+
+    /// An operation is called. Returns its number.
+    pub(crate) fn called(&mut self, call: &Call, bytes: u64, steps: usize, is_mapped: bool) -> u64 {
+        let number = self.count;
+        self.count += 1;
+        let Some(memory) = &self.memory else { return number };
+        let base = self.base + operation(number);
+        memory.word(base + at::NUMBER).store(0, Ordering::Relaxed);
+        let header = Header::new(call, Purpose::Call, 0);
+        let words = header.as_bytes().as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+        for (index, word) in words.enumerate() {
+            memory.word(base + at::CALL + 8 * index).store(word, Ordering::Relaxed);
+        }
+        for (field, value) in [
+            (at::BYTES, bytes),
+            (at::BEGAN, 0),
+            (at::FIRST, 0),
+            (at::LAST, 0),
+            (at::ENDED, 0),
+            (at::STEPS, pair(steps as u32, 0)),
+            (at::LATE, u64::from(is_mapped)),
+            (at::LATE_TIME, 0),
+            (at::WAITED, 0),
+            (at::WAITS_FOR, 0),
+            (at::WAITS_FOR_COUNT, 0),
+        ] {
+            memory.word(base + field).store(value, Ordering::Relaxed);
+        }
+        memory.word(base + at::NUMBER).store(number + 1, Ordering::Release);
+        self.set(at::COUNT, self.count);
+        if call.number & (Call::OF_TWO | Call::OWN) == 0 {
+            self.change(at::CALLS, |calls| calls + 1);
+        }
+        number
+    }
+
+    /// The first poll has looked at an operation.
+    pub(crate) fn began(&self, number: u64, now: Nanos) {
+        self.of(number, at::BEGAN, some(now));
+    }
+
+    /// Something has moved.
+    pub(crate) fn moved(&self, number: u64, now: Nanos, (steps, done): (usize, usize)) {
+        if let Some(base) = self.kept(number) {
+            self.change(base + at::FIRST, |first| if first == 0 { some(now) } else { first });
+            self.set(base + at::LAST, some(now));
+            self.set(base + at::STEPS, pair(steps as u32, done as u32));
+        }
+    }
+
+    /// An operation waits, for these ranks.
+    pub(crate) fn waits(&self, number: u64, peers: &[u32]) {
+        let named = peers.iter().take(at::NAMED).rev();
+        let named = named.fold(0, |word, peer| word << 16 | (u64::from(*peer) + 1) & 0xffff);
+        self.of(number, at::WAITS_FOR, named);
+        self.of(number, at::WAITS_FOR_COUNT, peers.len() as u64);
+    }
+
+    /// An operation had nothing to do for so long, until a peer sent something.
+    pub(crate) fn waited(&self, number: u64, peer: u32, time: Duration) {
+        let nanos = nanos(time);
+        if let Some(base) = self.kept(number) {
+            self.change(base + at::WAITED, |waited| waited + nanos);
+        }
+        self.of_peer(peer, at::WAITED_FOR, nanos);
+    }
+
+    /// An operation has ended. The rank that began it last, if it was not this one, and how much later.
+    pub(crate) fn ended(&self, number: u64, now: Nanos, late: Option<(u32, Duration)>) {
+        let late = late.map(|(peer, by)| (peer, nanos(by)));
+        if let Some(base) = self.kept(number) {
+            self.set(base + at::ENDED, some(now));
+            self.change(base + at::STEPS, |steps| pair((steps >> 32) as u32, (steps >> 32) as u32));
+            if let Some((peer, nanos)) = late {
+                self.change(base + at::LATE, |word| word | (u64::from(peer) + 1) << 32);
+                self.set(base + at::LATE_TIME, nanos);
+            }
+        }
+        if let Some((peer, nanos)) = late
+            && let Some(base) = peer_at(peer)
+        {
+            self.change(base + at::QP, |word| word + 1);
+            self.change(base + at::LATE_ALL, |all| all + nanos);
+            self.change(base + at::LATE_MOST, |most| most.max(nanos));
+        }
+    }
+
+    /// The queue pair to a peer.
+    pub(crate) fn linked(&self, peer: u32, qp: u32) {
+        if let Some(base) = peer_at(peer) {
+            self.change(base + at::QP, |word| word & 0xffff_ffff | u64::from(qp) << 32);
+        }
+    }
+
+    /// So many bytes of elements have gone to a peer.
+    pub(crate) fn sent(&self, peer: u32, bytes: u64, is_chunk: bool) {
+        self.of_peer(peer, at::SENT, bytes);
+        if is_chunk {
+            self.of_peer(peer, at::CHUNKS, bytes);
+        }
+    }
+
+    /// Chunks of so many bytes were under way to a peer for so long.
+    pub(crate) fn was_sending(&self, peer: u32, bytes: u64, time: Duration) {
+        /// What is shorter takes a message's time rather than a link's.
+        const LEAST: u64 = 512 << 10;
+        self.of_peer(peer, at::SENDING, nanos(time));
+        if bytes >= LEAST
+            && let Some(base) = peer_at(peer)
+        {
+            let rate = (bytes as f64 / time.as_secs_f64().max(1e-9)) as u64;
+            self.change(base + at::QUICKEST, |quickest| quickest.max(rate));
+        }
+    }
+
+    /// So many bytes of elements have come from a peer.
+    pub(crate) fn received(&self, peer: u32, bytes: u64) {
+        self.of_peer(peer, at::RECEIVED, bytes);
+    }
+
+    /// The communicator is of no use any more.
+    pub(crate) fn failed(&self, why: &str) {
+        for (word, bytes) in why.as_bytes().chunks(8).take(at::FAILURE_TEXT / 8).enumerate() {
+            self.set(at::FAILURE + 8 * word, word_of(bytes));
+        }
+    }
+
+    /// The program has given it back. What is recorded stays until another communicator needs the room.
+    pub(crate) fn left(&self) {
+        self.set(at::HAS_LEFT, 1);
+    }
+
+    /// Where an operation is, if it is still kept.
+    fn kept(&self, number: u64) -> Option<usize> {
+        (self.memory.is_some() && number + at::KEPT as u64 >= self.count).then(|| operation(number))
+    }
+
+    fn of(&self, number: u64, field: usize, value: u64) {
+        if let Some(base) = self.kept(number) {
+            self.set(base + field, value);
+        }
+    }
+
+    fn of_peer(&self, peer: u32, field: usize, more: u64) {
+        if let Some(base) = peer_at(peer) {
+            self.change(base + field, |value| value.wrapping_add(more));
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.left();
+    }
+}
+
+fn operation(number: u64) -> usize {
+    at::OPERATIONS + (number % at::KEPT as u64) as usize * at::OPERATION
+}
+
+fn peer_at(peer: u32) -> Option<usize> {
+    ((peer as usize) < at::PEERS_MAX).then(|| at::PEERS + peer as usize * at::PEER)
+}
+
+/// A place that no log was at, or else one whose communicator is no more; and whether one was.
+fn free_place(memory: &Segment) -> Option<(usize, bool)> {
+    let place = |index: usize| at::HEAD + index * at::LOG;
+    let word = |index: usize, field: usize| memory.word(place(index) + field).load(Ordering::Relaxed);
+    let unused = (0..at::LOGS).find(|index| word(*index, at::COMMUNICATOR) == 0);
+    let left = || (0..at::LOGS).find(|index| word(*index, at::HAS_LEFT) == 1);
+    unused.map(|index| (place(index), false)).or_else(|| left().map(|index| (place(index), true)))
+}
+
+/// A time that is one: the clock of a simulation begins at 0.
+fn some(now: Nanos) -> u64 {
+    now.0.max(1)
+}
+
+fn pair(high: u32, low: u32) -> u64 {
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// Eight bytes at most, zeros behind them.
+pub(super) fn word_of(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word[..bytes.len()].copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}

@@ -1,0 +1,308 @@
+//! What is read. Nothing of it is believed: it may be a file of anybody's, or be written at the same time.
+
+use std::time::Duration;
+
+use ferroce::driver::segment;
+use zerocopy::FromBytes;
+
+use super::layout as at;
+use crate::channel::message::{Call, Header};
+use crate::operation::Kind;
+use crate::{Algorithm, MAX_SIZE};
+
+/// What the communicators of a process have done last. Times are since the Unix epoch, by the clock of the process's host.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Recording {
+    /// Its number on its host.
+    pub process: u32,
+    /// Its host's name.
+    pub host: String,
+    /// The device that its packets leave from.
+    pub device: String,
+    /// When it has polled last: it answers nobody meanwhile.
+    pub polled: Duration,
+    /// When the recording was taken.
+    pub taken: Duration,
+    /// Its communicators, also those that it has left lately.
+    pub communicators: Vec<RecordedCommunicator>,
+}
+
+/// One rank's part of a communicator.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct RecordedCommunicator {
+    /// The same at all ranks.
+    pub id: u64,
+    /// Whose part it is.
+    pub rank: u32,
+    /// How many ranks there are.
+    pub size: u32,
+    /// Operations of all ranks that its program has called.
+    pub calls: u64,
+    /// Why it is of no use any more.
+    pub failure: Option<String>,
+    /// The program has given it back.
+    pub has_left: bool,
+    /// The operations that are still kept, the oldest first, and how many there were before them.
+    pub operations: Vec<OperationRecord>,
+    /// See [`operations`](RecordedCommunicator::operations).
+    pub forgotten: u64,
+    /// What it has exchanged with other ranks.
+    pub peers: Vec<PeerRecord>,
+}
+
+/// An operation of one rank.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct OperationRecord {
+    /// It counts all operations of this rank.
+    pub number: u64,
+    /// Which call of all ranks it is; `None` for sends and receives, and what the communicator does by itself.
+    pub call: Option<u32>,
+    /// What it is, in words.
+    pub operation: String,
+    /// The same without its number and algorithm.
+    pub kind: Kind,
+    /// How it is carried out.
+    pub algorithm: Algorithm,
+    /// Bytes of its input or output, whichever is longer.
+    pub bytes: u64,
+    /// Without packets.
+    pub is_mapped: bool,
+    /// When the rank first looked at it; `None` if it has not polled since it called.
+    pub began: Option<Duration>,
+    /// When something moved first and last.
+    pub first: Option<Duration>,
+    /// See [`first`](OperationRecord::first).
+    pub last: Option<Duration>,
+    /// When it ended; `None` if it has not.
+    pub ended: Option<Duration>,
+    /// How many steps it has, and how many are done.
+    pub steps: (u32, u32),
+    /// The rank that began it last, and how much later than this one, as far as this rank has heard of it.
+    pub late: Option<(u32, Duration)>,
+    /// How long it had nothing to do until another rank sent something.
+    pub waited: Duration,
+    /// The first ranks that it waits for, once it has waited for long, and how many there are.
+    pub waits_for: Vec<u32>,
+    /// See [`waits_for`](OperationRecord::waits_for).
+    pub waits_for_count: u32,
+}
+
+/// What a rank has exchanged with another one, by packets.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct PeerRecord {
+    /// The other rank.
+    pub peer: u32,
+    /// The number of the queue pair to it; 0 if there is none.
+    pub qp: u32,
+    /// Bytes of elements that have gone there.
+    pub sent_bytes: u64,
+    /// Those of them that went in chunks, the time in which chunks were under way, and the bytes in a second of the quickest that
+    /// were under way together: what the link can do, whatever the other rank was about at other times.
+    pub chunk_bytes: u64,
+    /// See [`chunk_bytes`](PeerRecord::chunk_bytes).
+    pub sending: Duration,
+    /// See [`chunk_bytes`](PeerRecord::chunk_bytes).
+    pub quickest: u64,
+    /// Bytes of elements that have come from there.
+    pub received_bytes: u64,
+    /// How long this rank had nothing to do until that one sent something.
+    pub waited: Duration,
+    /// In how many operations it was the last to begin, how much later than this rank in all, and at most.
+    pub late: u64,
+    /// See [`late`](PeerRecord::late).
+    pub late_by: Duration,
+    /// See [`late`](PeerRecord::late).
+    pub late_at_most: Duration,
+}
+
+/// These bytes are no recording.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no flight recording: {problem}")]
+pub struct NotARecording {
+    problem: &'static str,
+}
+
+impl Recording {
+    /// From the bytes of a file that a rank has left.
+    ///
+    /// # Errors
+    /// [`NotARecording`]. What makes no sense inside of a recording is left out.
+    pub fn parse(bytes: &[u8]) -> Result<Recording, NotARecording> {
+        let not = |problem| Err(NotARecording { problem });
+        let words = Words(bytes);
+        match words.at(at::FORMAT) {
+            at::MAGIC => {}
+            magic if magic.swap_bytes() == at::MAGIC => {
+                return not("it is of a machine with the other byte order");
+            }
+            magic if magic as u32 == at::MAGIC as u32 => return not("it is of another version"),
+            _ => return not("it does not begin as one"),
+        }
+        if bytes.len() < at::HEAD {
+            return not("it is cut off");
+        }
+        let clock = ProcessClock { now: words.at(at::CLOCK), epoch: words.at(at::EPOCH) };
+        let logs = bytes[at::HEAD..].chunks_exact(at::LOG).take(at::LOGS);
+        Ok(Recording {
+            process: words.at(at::PROCESS) as u32,
+            host: words.text(at::HOST, at::TEXT),
+            device: words.text(at::DEVICE, at::TEXT),
+            polled: clock.time(words.at(at::POLLED)).unwrap_or_default(),
+            taken: Duration::from_nanos(words.at(at::TAKEN)),
+            communicators: logs.filter_map(|log| RecordedCommunicator::parse(Words(log), &clock)).collect(),
+        })
+    }
+
+    /// Those of the processes of this host that this one may look into, whether they work or hang: of the same user, or of all for
+    /// root. With each goes why it could not be read; one that has ended meanwhile is left out.
+    pub fn running() -> Vec<(u32, Result<Recording, String>)> {
+        let read = |found: segment::Found| {
+            let bytes = match found.read(super::NAME, at::BYTES_ALL) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+                Err(error) => return Some((found.pid, Err(error.to_string()))),
+            };
+            let recording = Recording::parse(&bytes).map_err(|error| error.to_string());
+            let taken = super::since_epoch();
+            // Its process may see itself by another number.
+            let recording = recording.map(|recording| Recording { process: found.pid, taken, ..recording });
+            Some((found.pid, recording))
+        };
+        segment::find(super::NAME).into_iter().filter_map(read).collect()
+    }
+}
+
+impl RecordedCommunicator {
+    fn parse(log: Words<'_>, clock: &ProcessClock) -> Option<RecordedCommunicator> {
+        let (id, (rank, size)) = (log.at(at::COMMUNICATOR), log.pair(at::PLACE));
+        if id == 0 || rank >= size || size > MAX_SIZE {
+            return None;
+        }
+        let count = log.at(at::COUNT);
+        let operation = |index: usize| {
+            let base = at::OPERATIONS + index * at::OPERATION;
+            OperationRecord::parse(Words(log.0.get(base..base + at::OPERATION)?), (index, count), clock)
+        };
+        let mut operations: Vec<OperationRecord> = (0..at::KEPT).filter_map(operation).collect();
+        operations.sort_unstable_by_key(|operation| operation.number);
+        let peer = |peer: u32| {
+            let base = at::PEERS + peer as usize * at::PEER;
+            let words = Words(log.0.get(base..base + at::PEER)?);
+            let (qp, late) = words.pair(at::QP);
+            Some(PeerRecord {
+                peer,
+                qp,
+                sent_bytes: words.at(at::SENT),
+                chunk_bytes: words.at(at::CHUNKS),
+                sending: Duration::from_nanos(words.at(at::SENDING)),
+                quickest: words.at(at::QUICKEST),
+                received_bytes: words.at(at::RECEIVED),
+                waited: Duration::from_nanos(words.at(at::WAITED_FOR)),
+                late: late.into(),
+                late_by: Duration::from_nanos(words.at(at::LATE_ALL)),
+                late_at_most: Duration::from_nanos(words.at(at::LATE_MOST)),
+            })
+        };
+        let peers = (0..size.min(at::PEERS_MAX as u32)).filter_map(peer);
+        let failure = log.text(at::FAILURE, at::FAILURE_TEXT);
+        Some(RecordedCommunicator {
+            id,
+            rank,
+            size,
+            calls: log.at(at::CALLS),
+            failure: Some(failure).filter(|failure| !failure.is_empty()),
+            has_left: log.at(at::HAS_LEFT) == 1,
+            forgotten: count.saturating_sub(operations.len() as u64),
+            operations,
+            peers: peers
+                .filter(|peer| *peer != PeerRecord { peer: peer.peer, ..PeerRecord::default() })
+                .collect(),
+        })
+    }
+
+    /// Operations that have begun and not ended.
+    pub fn under_way(&self) -> impl Iterator<Item = &OperationRecord> {
+        self.operations.iter().filter(|operation| operation.ended.is_none())
+    }
+}
+
+impl OperationRecord {
+    fn parse(
+        record: Words<'_>,
+        (index, count): (usize, u64),
+        clock: &ProcessClock,
+    ) -> Option<OperationRecord> {
+        let number = record.at(at::NUMBER).checked_sub(1)?;
+        // One that is written just now has the number of none or of one before.
+        if number >= count || number % at::KEPT as u64 != index as u64 || number + (at::KEPT as u64) < count {
+            return None;
+        }
+        let (header, _) = Header::read_from_prefix(record.0.get(at::CALL..)?).ok()?;
+        let (call, _) = header.parse().ok()?;
+        let time = |field: usize| clock.time(record.at(field));
+        let (late, is_mapped) = record.pair(at::LATE);
+        let late_by = Duration::from_nanos(record.at(at::LATE_TIME));
+        let count = record.at(at::WAITS_FOR_COUNT).min(MAX_SIZE.into()) as u32;
+        let named =
+            (0..at::NAMED.min(count as usize)).map(|place| record.at(at::WAITS_FOR) >> (16 * place) & 0xffff);
+        Some(OperationRecord {
+            number,
+            call: (call.number & (Call::OF_TWO | Call::OWN) == 0).then_some(call.number),
+            operation: call.to_string(),
+            kind: call.kind,
+            algorithm: call.algorithm,
+            bytes: record.at(at::BYTES),
+            is_mapped: is_mapped != 0,
+            began: time(at::BEGAN),
+            first: time(at::FIRST),
+            last: time(at::LAST),
+            ended: time(at::ENDED),
+            steps: record.pair(at::STEPS),
+            late: late.checked_sub(1).map(|late| (late, late_by)),
+            waited: Duration::from_nanos(record.at(at::WAITED)),
+            waits_for: named.filter_map(|word| (word as u32).checked_sub(1)).collect(),
+            waits_for_count: count,
+        })
+    }
+}
+
+/// What two clocks said at one time.
+struct ProcessClock {
+    now: u64,
+    epoch: u64,
+}
+
+impl ProcessClock {
+    /// Since the Unix epoch.
+    fn time(&self, nanos: u64) -> Option<Duration> {
+        let since = i128::from(nanos) - i128::from(self.now) + i128::from(self.epoch);
+        (nanos != 0).then(|| Duration::from_nanos(u64::try_from(since).unwrap_or(0)))
+    }
+}
+
+/// Words of eight bytes; 0 behind the end.
+#[derive(Clone, Copy)]
+struct Words<'a>(&'a [u8]);
+
+impl Words<'_> {
+    fn at(self, offset: usize) -> u64 {
+        let bytes = self.0.get(offset..).and_then(|bytes| bytes.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    }
+
+    fn pair(self, offset: usize) -> (u32, u32) {
+        let word = self.at(offset);
+        ((word >> 32) as u32, word as u32)
+    }
+
+    /// What is no printable text is replaced.
+    fn text(self, offset: usize, length: usize) -> String {
+        let bytes = self.0.get(offset..offset + length).unwrap_or_default();
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(length.min(bytes.len()));
+        String::from_utf8_lossy(&bytes[..end]).replace(ferroce::is_unprintable, "\u{fffd}")
+    }
+}
