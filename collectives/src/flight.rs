@@ -81,6 +81,21 @@ impl FlightRecorder {
         written
     }
 
+    /// The same, to a new file in a directory, whose name says the host and the process. Returns its path.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn dump_into(&self, folder: &Path) -> io::Result<PathBuf> {
+        /// Of one process.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-.".contains(*c);
+        let host: String = self.read().host.chars().filter(is_plain).collect();
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{NAME}.{host}.{}.{number}", std::process::id()));
+        self.dump(&path)?;
+        Ok(path)
+    }
+
     /// The recording as the bytes of a file: what stands behind the last log is left out.
     fn bytes(&self) -> Vec<u8> {
         let word = |offset: usize| self.memory.word(offset).load(Ordering::Acquire);
@@ -153,18 +168,14 @@ impl Recorder {
 
     /// A communicator has failed: leaves a recording, if somebody wants one.
     pub(crate) fn leave(&self) {
-        /// Recorders of this process that have left one: each has a file of its own.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let (Some(folder), Some(reader)) = (&self.folder, self.reader()) else { return };
-        let host: String =
-            reader.read().host.chars().filter(|c| c.is_ascii_alphanumeric() || "-.".contains(*c)).collect();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("ferroce-flight.{host}.{}.{number}", std::process::id()));
-        match reader.dump(&path) {
-            Ok(()) => warn!(
-                "the flight recording is in {path:?}; `ferroce flight` reads it, best with those of the other ranks"
-            ),
-            Err(error) => warn!("no flight recording in {path:?}, which {FOLDER} asks for: {error}"),
+        match reader.dump_into(folder) {
+            Ok(path) => {
+                warn!(
+                    "a flight recording is in {path:?}; `ferroce flight` reads it, best with those of the other ranks"
+                );
+            }
+            Err(error) => warn!("no flight recording in {folder:?}, which {FOLDER} names: {error}"),
         }
     }
 }

@@ -98,7 +98,7 @@ impl Segment {
     /// # Errors
     /// [`SegmentError::Memory`].
     pub fn create(length: usize) -> Result<Segment, SegmentError> {
-        Segment::make(length, SealedMemory::create, NAME)
+        Segment::make(length, |whole| SealedMemory::create(NAME, whole))
     }
 
     /// As [`create`](Segment::create), with pages that are made when they are first used, and under a name that [`find`] finds it
@@ -107,18 +107,17 @@ impl Segment {
     /// # Errors
     /// [`SegmentError::Memory`].
     pub fn create_named(name: &str, length: usize) -> Result<Segment, SegmentError> {
-        Segment::make(length, SealedMemory::create_sparse, name)
+        Segment::make(length, |whole| SealedMemory::create_sparse(name, whole))
     }
 
     fn make(
         length: usize,
-        create: fn(&str, usize) -> Result<(SealedMemory, OwnedFd), SealedError>,
-        name: &str,
+        create: impl FnOnce(usize) -> Result<(SealedMemory, OwnedFd), SealedError>,
     ) -> Result<Segment, SegmentError> {
         let system = |source: io::Error| SegmentError::Memory(source.to_string());
         let whole = length.checked_add(HEAD).filter(|whole| *whole as u64 <= LONGEST);
         let whole = whole.ok_or_else(|| SegmentError::Memory(format!("{length} bytes are too many")))?;
-        let (memory, file) = create(name, whole)?;
+        let (memory, file) = create(whole)?;
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| system(error.into()))?;

@@ -22,7 +22,7 @@ use crate::memory::MemorySpec;
 use crate::output::{JsonArg, check_files};
 use crate::quantity::{self, Bytes, Time};
 use pattern::Pattern;
-use rank::Fault;
+use rank::{Fault, Late};
 use report::Printer;
 
 /// Measures a collective operation between ranks, over a range of sizes, and checks every element.
@@ -33,6 +33,9 @@ use report::Printer;
 /// The columns are those of nccl-tests. "time" is the mean of the iterations at the slowest rank, "algbw" the size by it, "busbw" what
 /// that takes of a link: algbw times 2 (n - 1) / n for all_reduce, times (n - 1) / n for reduce_scatter, all_gather, all_to_all, gather and
 /// scatter, and the same for the others. As there, the size of what has blocks for each rank is that of all blocks.
+///
+/// A rank leaves its flight recording in FERROCE_FLIGHT_DIR, or where it runs, at SIGUSR1, which this process hands on to ranks that it has
+/// started.
 ///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
@@ -108,6 +111,9 @@ pub struct Args {
     /// For how long a rank may be silent before the others give it up; at least so long [default: 4.3s].
     #[arg(long, value_name = "TIME")]
     patience: Option<Time>,
+    /// Has a rank come late by TIME in one of N calls, to see what `ferroce flight` and `ferroce stat` say of it: 2:5ms:10.
+    #[arg(long, value_name = "RANK:TIME:N")]
+    late: Option<Late>,
     /// Draws busbw over size.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -369,6 +375,7 @@ impl Args {
         if let Some(idle) = self.idle {
             add("--idle", name_of(idle).to_owned());
         }
+        self.late.iter().for_each(|late| add("--late", late.to_string()));
         if let Some(fault) = self.fault {
             add("--fault", fault.to_string());
         }
@@ -410,7 +417,7 @@ mod tests {
             "all_reduce",
             "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
             "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
-            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off --patience 2s",
+            "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off --patience 2s --late 1:5ms:10",
         ] {
             let args = parse(text);
             let again = parse(&args.to_arguments().join(" "));

@@ -6,7 +6,8 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 use crate::{
-    collective, demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, ucmatose, udaddy,
+    collective, demo, devinfo, dissect, doctor, fabric, flight, perf, pingpong, replay, rping, stat,
+    ucmatose, udaddy,
 };
 
 /// A sub-command with its arguments.
@@ -20,6 +21,7 @@ pub enum Command {
     Dissect(dissect::Args),
     Doctor(doctor::Args),
     Fabric(Box<fabric::Args>),
+    Flight(flight::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
     Replay(replay::Args),
@@ -39,6 +41,7 @@ impl Command {
             Command::Dissect(_) => "dissect",
             Command::Doctor(_) => "doctor",
             Command::Fabric(_) => "fabric",
+            Command::Flight(_) => "flight",
             Command::Perf(_) => "perf",
             Command::Pingpong(_) => "pingpong",
             Command::Replay(_) => "replay",
@@ -61,6 +64,7 @@ impl Command {
             Command::Dissect(args) => dissect::run(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Fabric(args) => fabric::run(*args),
+            Command::Flight(args) => flight::run(args),
             Command::Perf(args) => perf::run(args),
             Command::Pingpong(args) => pingpong::run(args),
             Command::Replay(args) => replay::run(args),

@@ -39,6 +39,7 @@ mod dscp;
 mod endpoint;
 pub mod fabric;
 mod failure;
+pub mod flight;
 #[cfg(test)]
 mod groups;
 mod host;

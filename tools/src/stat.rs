@@ -1,5 +1,6 @@
 //! `ferroce stat`: counters and events of the ferroce contexts that run on this machine.
 
+mod collectives;
 mod http;
 mod table;
 
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce::{Exported, Exposition, MetricKind, Metrics};
+use ferroce_collectives::flight::{Diagnosis, Recording};
 use serde::Serialize;
 use tracing::{info, warn};
 
@@ -22,6 +24,9 @@ use table::Table;
 pub(crate) use table::title;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
+///
+/// Communicators are among them, with what each rank has exchanged with each other one, also those of processes that hang; below them
+/// stands who is late, slow or waited for, as far as the ranks of this host tell.
 ///
 /// ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves while they run, and so does every program
 /// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
@@ -77,6 +82,7 @@ impl Args {
             let began = Instant::now();
             let found = self.find(&mut said);
             let exposition = self.prometheus.then(|| found.exposition());
+            let findings = found.findings();
             let contexts = match found.or_explain() {
                 Err(_) if turn > 0 => {
                     info!("what was watched has ended");
@@ -89,7 +95,7 @@ impl Args {
             } else if let Some(exposition) = exposition {
                 exposition
             } else {
-                table.draw(contexts, began)
+                table.draw(contexts, began) + &findings
             };
             let is_read = output.write(format_args!("{text}"))?;
             turn += 1;
@@ -130,6 +136,19 @@ impl Args {
                 }
             }
         }
+        let mut recordings = Vec::new();
+        for (pid, recording) in Recording::running() {
+            match recording {
+                Ok(recording) => recordings.push(recording),
+                Err(why) => {
+                    found.unread += 1;
+                    complain(Path::new(&format!("/proc/{pid}")), &io::Error::other(why));
+                }
+            }
+        }
+        let communicators = collectives::metrics(&recordings);
+        found.chosen.extend(communicators.into_iter().filter(|metrics| self.wants(metrics)));
+        found.diagnoses = Diagnosis::all(&recordings);
         *said = complaints;
         found
     }
@@ -154,6 +173,7 @@ struct Contexts {
     unread: usize,
     /// Directories of other users.
     forbidden: usize,
+    diagnoses: Vec<Diagnosis>,
 }
 
 impl Contexts {
@@ -169,6 +189,20 @@ impl Contexts {
              ferroce_contexts_unread {unread}\n",
             Exposition(&self.chosen)
         )
+    }
+
+    /// What the communicators among the chosen ones suffer from.
+    fn findings(&self) -> String {
+        let mut text = String::new();
+        for diagnosis in &self.diagnoses {
+            let id = format!("{:016x}", diagnosis.communicator);
+            if self.chosen.iter().any(|metrics| metrics.label("communicator") == Some(&id)) {
+                let findings =
+                    diagnosis.findings.iter().map(|finding| format!("communicator {id}: {finding}\n"));
+                text.extend(findings);
+            }
+        }
+        if text.is_empty() { text } else { format!("\n{text}") }
     }
 
     /// The chosen ones, or why there is none.

@@ -130,7 +130,7 @@ const LONG: Duration = Duration::from_secs(1);
 /// A rank is late if it is so many times as late as the next one.
 const OUTSTANDING: u32 = 2;
 /// Chunks tell how quick a link is from so many bytes on.
-const BYTES_LEAST: u64 = 1 << 20;
+const BYTES_LEAST: u64 = 16 << 20;
 /// A link is slow that has less than this of what the others have.
 const SLOW: f64 = 0.7;
 

@@ -7,12 +7,17 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use ferroce_collectives::flight::FOLDER;
 use ferroce_collectives::{Bootstrap, UniqueId};
-use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::SIGUSR1;
+use signal_hook::flag;
 
 use super::rank;
 use super::report::{Event, Printer};
@@ -33,13 +38,19 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
         // Rank 0 is the first, and takes it.
         job.start(args, rank, ranks, id, listener.take())?;
     }
+    let wanted = Arc::new(AtomicBool::new(false));
+    flag::register(SIGUSR1, wanted.clone()).or_fail(|| "handling signals".into())?;
     while job.ranks.iter().any(|rank| !rank.has_ended) {
         interrupt.check()?;
+        if wanted.swap(false, Ordering::Relaxed) {
+            job.signal(Signal::USR1);
+        }
         let Some((rank, heard)) = job.next() else { continue };
         match heard {
             Heard::Event(event) => match *event {
                 Event::Failed { is_usage: true, reason } => return Err(Failure::usage(reason)),
                 Event::Failed { is_usage: false, reason } => {
+                    job.let_them_record();
                     return Err(job.failed(rank, &format!("failed: {reason}"), printer));
                 }
                 event => printer.hear(event)?,
@@ -172,6 +183,27 @@ impl Job {
         let status = process.wait().or_fail(|| format!("waiting for rank {rank}"))?;
         *has_ended = true;
         Ok((!status.success()).then(|| format!("ended with {status}")))
+    }
+
+    /// Hands a signal on to the ranks.
+    fn signal(&self, signal: Signal) {
+        for Rank { process, .. } in self.ranks.iter().filter(|rank| !rank.has_ended) {
+            // It is a child that has not been waited for, so its number is its own.
+            let _ = kill_process(Pid::from_child(process), signal);
+        }
+    }
+
+    /// Ranks that fail because one has leave recordings, if somebody wants them.
+    fn let_them_record(&mut self) {
+        const LONGEST: Duration = Duration::from_secs(2);
+        let start = Instant::now();
+        let has_ended = |rank: &mut Rank| rank.has_ended || !matches!(rank.process.try_wait(), Ok(None));
+        while std::env::var_os(FOLDER).is_some()
+            && start.elapsed() < LONGEST
+            && !self.ranks.iter_mut().all(has_ended)
+        {
+            thread::sleep(TICK);
+        }
     }
 
     fn failed(&self, rank: usize, what: &str, printer: &Printer) -> Failure {

@@ -2,20 +2,27 @@
 
 use std::fmt;
 use std::fs;
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ferroce::{Config, Context};
+use ferroce_collectives::flight::{FOLDER, FlightRecorder};
 use ferroce_collectives::{At, Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Reduction};
 use ferroce_driver::Clock;
 use ferroce_driver::machine::Machine;
+use signal_hook::consts::SIGUSR1;
+use signal_hook::iterator::Signals;
+use tracing::warn;
 
 use super::Args;
 use super::pattern::{Part, Place, Size, Source};
 use super::report::{Event, Header, Row, Timing, Wrong};
 use super::values::{Values, bits_of};
 use crate::endpoint::export;
-use crate::failure::{Failure, legible};
+use crate::failure::{Failure, OrFail, legible};
+use crate::quantity::Time;
 
 /// An element of an input that a rank gets wrong on purpose: `RANK:INDEX`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +48,38 @@ impl FromStr for Fault {
     }
 }
 
+/// A rank that comes late on purpose: `RANK:TIME:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Late {
+    rank: u32,
+    time: Time,
+    /// In one of so many calls.
+    of: u32,
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.rank, self.time, self.of)
+    }
+}
+
+impl FromStr for Late {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Late, String> {
+        let parts: Vec<&str> = text.split(':').collect();
+        let late = match parts[..] {
+            [rank, time, of] => rank.parse().ok().zip(time.parse().ok()).zip(of.parse().ok()),
+            _ => None,
+        };
+        let is_valid = |late: &Late| late.of > 0 && late.time.0 <= Duration::from_secs(60);
+        let late = late.map(|((rank, time), of)| Late { rank, time, of }).filter(is_valid);
+        late.ok_or_else(|| {
+            format!("'{text}': must be RANK:TIME:N, a time up to 60s in one of N calls, as 2:5ms:10")
+        })
+    }
+}
+
 /// Measures all sizes. Rank 0 tells what came of each.
 pub(super) fn run(
     args: &Args,
@@ -57,6 +96,9 @@ pub(super) fn run(
         Some(gpu) => Collectives::on_device(context, gpu)?,
         None => Collectives::new(context)?,
     };
+    if let Some(recorder) = collectives.flight_recorder() {
+        dump_on_signal(recorder)?;
+    }
     let all = collectives.join(bootstrap.timeout(args.timeout()), &args.options())?;
     let place = Place { rank: all.rank(), size: all.size() };
     let sizes = args.operation.sizes(args, place.size);
@@ -65,7 +107,7 @@ pub(super) fn run(
     let times = 8 * (args.iterations as usize + 1);
     let room = collectives.allocate(times.max(RECORD * place.size as usize))?;
     let clock = Clock::start();
-    let mut member = Member { args, collectives, all, place, buffers, room, clock, salt: 0 };
+    let mut member = Member { args, collectives, all, place, buffers, room, clock, salt: 0, calls: 0 };
     let places = member.exchange(port.as_bytes())?;
     if place.rank == 0 {
         let places = places.iter().map(text_of).collect();
@@ -87,6 +129,21 @@ pub(super) fn run(
     if place.rank == 0 {
         tell(Event::Finished)?;
     }
+    Ok(())
+}
+
+/// SIGUSR1 has a thread of its own leave a recording: the rank may hang.
+fn dump_on_signal(recorder: FlightRecorder) -> Result<(), Failure> {
+    let mut signals = Signals::new([SIGUSR1]).or_fail(|| "handling signals".into())?;
+    let folder = std::env::var_os(FOLDER).map_or_else(|| PathBuf::from("."), PathBuf::from);
+    thread::spawn(move || {
+        for _ in signals.forever() {
+            match recorder.dump_into(&folder) {
+                Ok(path) => warn!("a flight recording is in {path:?}"),
+                Err(error) => warn!("no flight recording in {folder:?}: {error}"),
+            }
+        }
+    });
     Ok(())
 }
 
@@ -127,6 +184,7 @@ struct Member<'a> {
     room: Buffer,
     clock: Clock,
     salt: u32,
+    calls: u64,
 }
 
 impl Member<'_> {
@@ -209,6 +267,12 @@ impl Member<'_> {
     }
 
     fn call(&mut self, operations: &[Operation]) -> Result<(), Failure> {
+        if let Some(late) = self.args.late.filter(|late| late.rank == self.place.rank) {
+            self.calls += 1;
+            if self.calls.is_multiple_of(late.of.into()) {
+                thread::sleep(late.time.0);
+            }
+        }
         let request = self.collectives.start_all(self.all, operations)?;
         Ok(self.collectives.wait(request)?)
     }

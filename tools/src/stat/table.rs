@@ -78,7 +78,8 @@ fn counts(metrics: &Metrics) -> HashMap<Key<'_>, u64> {
     counters.flat_map(|metric| metric.samples.iter().map(|s| (key(metric, s), s.value))).collect()
 }
 
-/// The name of a context: `veth0 (udp, 10.0.0.1, slot 2), pid 1234`.
+/// The name of a context: `veth0 (udp, 10.0.0.1, slot 2), pid 1234`; of a communicator's rank: `veth0 (collectives), pid 1234, rank 0
+/// of 4 of communicator 0123456789abcdef`.
 pub(crate) fn title(metrics: &Metrics) -> String {
     let label = |name| metrics.label(name).unwrap_or("?");
     let samples =
@@ -91,7 +92,11 @@ pub(crate) fn title(metrics: &Metrics) -> String {
         }
         _ => String::new(),
     };
-    format!("{} ({}{address}), pid {}", label("device"), label("driver"), label("pid"))
+    let communicator = match metrics.label("communicator") {
+        Some(id) => format!(", rank {} of {} of communicator {id}", label("rank"), label("size")),
+        None => String::new(),
+    };
+    format!("{} ({}{address}), pid {}{communicator}", label("device"), label("driver"), label("pid"))
 }
 
 #[cfg(test)]

@@ -1,0 +1,128 @@
+//! The ranks of a communicator, and its last operations at all of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ferroce_collectives::flight::{Diagnosis, OperationRecord, RecordedCommunicator, Recording};
+
+/// A communicator as several ranks have recorded it.
+pub(super) struct Merged<'a> {
+    pub(super) diagnosis: &'a Diagnosis,
+    /// By rank; where there are several recordings of a rank, the last.
+    pub(super) ranks: BTreeMap<u32, Rank<'a>>,
+    /// The last operations, the oldest first.
+    pub(super) operations: Vec<Together<'a>>,
+}
+
+/// A rank's part.
+pub(super) struct Rank<'a> {
+    pub(super) recording: &'a Recording,
+    pub(super) own: &'a RecordedCommunicator,
+}
+
+/// An operation, as far as ranks have called it.
+pub(super) struct Together<'a> {
+    pub(super) parts: Vec<(u32, &'a OperationRecord)>,
+}
+
+impl<'a> Merged<'a> {
+    /// Of so many operations.
+    pub(super) fn new(diagnosis: &'a Diagnosis, recordings: &'a [Recording], last: usize) -> Merged<'a> {
+        let mut ranks: BTreeMap<u32, Rank<'a>> = BTreeMap::new();
+        for recording in recordings {
+            for own in recording.communicators.iter().filter(|own| own.id == diagnosis.communicator) {
+                if ranks.get(&own.rank).is_none_or(|known| known.recording.taken <= recording.taken) {
+                    ranks.insert(own.rank, Rank { recording, own });
+                }
+            }
+        }
+        // Calls of all ranks have the same number there; what is of two ranks stands alone.
+        let mut together: BTreeMap<(Option<u32>, u32, u64), Together<'a>> = BTreeMap::new();
+        for (rank, part) in &ranks {
+            for operation in &part.own.operations {
+                let key = match operation.call {
+                    Some(call) => (Some(call), 0, 0),
+                    None => (None, *rank, operation.number),
+                };
+                let entry = together.entry(key).or_insert(Together { parts: Vec::new() });
+                entry.parts.push((*rank, operation));
+            }
+        }
+        let mut operations: Vec<Together<'a>> = together.into_values().collect();
+        operations.sort_by_key(|of| of.began().map_or((1, Duration::ZERO), |began| (0, began)));
+        operations.drain(..operations.len().saturating_sub(last));
+        Merged { diagnosis, ranks, operations }
+    }
+
+    /// When the last recording was taken.
+    pub(super) fn taken(&self) -> Duration {
+        self.ranks.values().map(|rank| rank.recording.taken).max().unwrap_or_default()
+    }
+}
+
+impl Rank<'_> {
+    /// What it is about.
+    pub(super) fn state(&self) -> String {
+        let ago = |time: Duration| seconds(self.recording.taken.saturating_sub(time));
+        let polled = ago(self.recording.polled);
+        if self.own.has_left {
+            return "has given it back".to_owned();
+        }
+        if self.own.failure.is_some() {
+            return "has failed".to_owned();
+        }
+        match self.own.under_way().next() {
+            None => format!("in no operation, polled {polled} before"),
+            Some(operation) => {
+                let since =
+                    operation.last.or(operation.began).map_or("not looked at yet".to_owned(), |time| {
+                        format!("nothing moved for {}", ago(time))
+                    });
+                let (steps, done) = operation.steps;
+                let named: Vec<String> = operation.waits_for.iter().map(u32::to_string).collect();
+                let more = match operation.waits_for_count as usize - named.len() {
+                    0 => String::new(),
+                    more => format!(" and {more} more"),
+                };
+                let waits = match named.is_empty() {
+                    true => String::new(),
+                    false => format!(", waits for {}{more}", named.join(", ")),
+                };
+                format!(
+                    "in {}: {since}, {done} of {steps} steps done{waits}, polled {polled} before",
+                    operation.operation
+                )
+            }
+        }
+    }
+}
+
+impl Together<'_> {
+    /// When the first rank began.
+    pub(super) fn began(&self) -> Option<Duration> {
+        self.parts.iter().filter_map(|(_, part)| part.began).min()
+    }
+
+    /// The rank that began last, and how much later than the first by the clocks of their hosts.
+    pub(super) fn last(&self) -> Option<(u32, Duration)> {
+        let began = self.parts.iter().filter_map(|(rank, part)| Some((part.began?, *rank)));
+        let (last, rank) = began.max()?;
+        (self.parts.len() > 1).then(|| (rank, last.saturating_sub(self.began().unwrap_or(last))))
+    }
+
+    /// From the first beginning to the last end, if it has ended at all ranks that have called it.
+    pub(super) fn time(&self) -> Option<Duration> {
+        let ends: Option<Vec<Duration>> = self.parts.iter().map(|(_, part)| part.ended).collect();
+        Some(ends?.into_iter().max()?.saturating_sub(self.began()?))
+    }
+}
+
+/// A time with three digits or so.
+pub(super) fn seconds(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    match seconds {
+        ..1e-3 => format!("{:.1} µs", seconds * 1e6),
+        1e-3..1.0 => format!("{:.1} ms", seconds * 1e3),
+        _ => format!("{seconds:.1} s"),
+    }
+}

@@ -1,0 +1,108 @@
+//! Communicators among the contexts, from the flight recorders of their processes: also of those that hang.
+
+use std::fmt::{self, Write};
+
+use ferroce::{Metrics, is_unprintable};
+use ferroce_collectives::flight::{PeerRecord, RecordedCommunicator, Recording};
+
+/// A rank's part of each communicator that is in use, as Prometheus' text has it.
+pub(super) fn metrics(recordings: &[Recording]) -> Vec<Metrics> {
+    let parts = recordings.iter().flat_map(|recording| {
+        let in_use = recording.communicators.iter().filter(|own| !own.has_left);
+        in_use.map(move |own| Part { recording, own })
+    });
+    // What is written here is read there.
+    parts.filter_map(|part| Metrics::parse(&part.to_string()).ok()).collect()
+}
+
+struct Part<'a> {
+    recording: &'a Recording,
+    own: &'a RecordedCommunicator,
+}
+
+type Pick = fn(&PeerRecord) -> u64;
+
+/// What is counted of each other rank.
+const OF_PEERS: [(&str, &str, Pick); 7] = [
+    ("sent_bytes", "Bytes of elements that have gone there.", |peer| peer.sent_bytes),
+    ("received_bytes", "Bytes of elements that have come from there.", |peer| peer.received_bytes),
+    ("chunk_bytes", "Those that have gone in chunks.", |peer| peer.chunk_bytes),
+    ("sending_ns", "Time in which chunks were under way there.", |peer| nanos(peer.sending)),
+    ("waited_ns", "Time in which there was nothing to do until something came from there.", |peer| {
+        nanos(peer.waited)
+    }),
+    ("late", "Operations that it was the last to begin, later than chance.", |peer| peer.late),
+    ("late_ns", "How much later than this rank it began them.", |peer| nanos(peer.late_by)),
+];
+
+impl fmt::Display for Part<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Part { recording, own } = self;
+        let device = escape(&recording.device);
+        let labels = format!(
+            "device=\"{device}\",driver=\"collectives\",pid=\"{}\",communicator=\"{:016x}\",rank=\"{}\",size=\"{}\"",
+            recording.process, own.id, own.rank, own.size
+        );
+        let operations = own.forgotten + own.operations.len() as u64;
+        let counters = [("operations", "Operations so far.", operations)];
+        let gauges = [
+            ("under_way", "Operations that have not ended.", own.under_way().count() as u64),
+            ("failed", "1 if the communicator has failed.", own.failure.is_some().into()),
+            (
+                "since_poll_ns",
+                "How long ago it has polled.",
+                nanos(recording.taken.saturating_sub(recording.polled)),
+            ),
+        ];
+        for (name, help, value) in counters {
+            writeln!(
+                f,
+                "# HELP ferroce_collective_{name}_total {help}\n# TYPE ferroce_collective_{name}_total counter"
+            )?;
+            writeln!(f, "ferroce_collective_{name}_total{{{labels}}} {value}")?;
+        }
+        for (name, help, value) in gauges {
+            writeln!(f, "# HELP ferroce_collective_{name} {help}\n# TYPE ferroce_collective_{name} gauge")?;
+            writeln!(f, "ferroce_collective_{name}{{{labels}}} {value}")?;
+        }
+        let linked: Vec<&PeerRecord> = own.peers.iter().filter(|peer| peer.qp > 0).collect();
+        if !linked.is_empty() {
+            writeln!(
+                f,
+                "# HELP ferroce_collective_qp Number of the queue pair there.\n# TYPE ferroce_collective_qp gauge"
+            )?;
+        }
+        for peer in linked {
+            writeln!(f, "ferroce_collective_qp{{{labels},peer=\"{}\"}} {}", peer.peer, peer.qp)?;
+        }
+        for (name, help, pick) in OF_PEERS {
+            let peers = own.peers.iter().filter(|peer| pick(peer) > 0);
+            let mut rows = String::new();
+            for peer in peers {
+                writeln!(
+                    rows,
+                    "ferroce_collective_{name}_total{{{labels},peer=\"{}\"}} {}",
+                    peer.peer,
+                    pick(peer)
+                )?;
+            }
+            if !rows.is_empty() {
+                writeln!(
+                    f,
+                    "# HELP ferroce_collective_{name}_total {help}\n# TYPE ferroce_collective_{name}_total counter"
+                )?;
+                f.write_str(&rows)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A label's value.
+fn escape(text: &str) -> String {
+    text.replace(is_unprintable, "\u{fffd}").replace('\\', "\\\\").replace('"', "\\\"")
+}
