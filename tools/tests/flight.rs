@@ -1,0 +1,260 @@
+//! `ferroce flight` and `ferroce stat` over ranks that are late, hang or die. Others may run ferroce on this machine meanwhile.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use ends::{LIMIT, alone};
+use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::signal::{Signal, signal};
+use serde_json::Value;
+
+const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
+
+/// Ranks of `ferroce collective`, as somebody else's launcher starts them. They are killed on drop.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    fn start(count: u32, arguments: &str, folder: Option<&Path>) -> Ranks {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let start = |rank: u32| {
+            let mut command = Command::new(FERROCE);
+            command.arg("collective").args(arguments.split_whitespace());
+            command.env("FERROCE_UNIQUE_ID", format!("ferroce1:127.0.0.1:{port}:00000000000000aa"));
+            command.env("FERROCE_RANK", rank.to_string()).env("FERROCE_SIZE", count.to_string());
+            command.env("LOCAL_WORLD_SIZE", count.to_string());
+            if let Some(folder) = folder {
+                command.env("FERROCE_FLIGHT_DIR", folder);
+            }
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        Ranks((0..count).map(start).collect())
+    }
+
+    fn ids(&self) -> Vec<String> {
+        self.0.iter().map(|child| child.id().to_string()).collect()
+    }
+
+    /// What `ferroce flight` says of them, as soon as it is as wanted.
+    fn report_when(&self, wanted: impl Fn(&Value) -> bool) -> Value {
+        let ids = self.ids();
+        let report = || {
+            let arguments = ["flight", "--json"].into_iter().chain(ids.iter().map(String::as_str));
+            let output = ferroce(arguments);
+            // A rank that has not begun has no recorder.
+            let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            found[0].clone()
+        };
+        until(LIMIT, || Some(report()).filter(|report| wanted(report)), || format!("{:#}", report()))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn ferroce<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Output {
+    Command::new(FERROCE).args(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The finding of this name, if it is the only one of it.
+fn finding<'a>(report: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut all = report["findings"].as_array()?.iter().filter(|found| found["finding"] == name);
+    all.next().filter(|_| all.next().is_none())
+}
+
+fn calls(report: &Value) -> u64 {
+    report["ranks"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|rank| rank["calls"].as_u64())
+        .max()
+        .unwrap_or(0)
+}
+
+/// A directory of this test's, removed on drop.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("ferroce-test-{name}-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn files(&self) -> Vec<PathBuf> {
+        let is_whole = |path: &PathBuf| path.extension().is_none_or(|end| end != "part");
+        fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().path()).filter(is_whole).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
+    let _alone = alone();
+    for memory in ["off", "required"] {
+        // Far more than this machine's scheduler makes of it.
+        let arguments =
+            format!("all_reduce -b 1K -e 1K -n 100000 -w 0 -c 0 --shared-memory {memory} --late 2:50ms:10");
+        let ranks = Ranks::start(4, &arguments, None);
+        let report = ranks.report_when(|report| {
+            calls(report) >= 100 && finding(report, "late").is_some_and(|late| late["rank"] == 2)
+        });
+        let late = finding(&report, "late").unwrap();
+        assert!(late["text"].as_str().unwrap().starts_with("rank 2 came last in "), "{late}");
+        let stat = text(&ferroce(["stat"]).stdout);
+        let id = report["communicator"].as_str().unwrap();
+        let line = format!("communicator {id}: rank 2 came last in ");
+        assert!(stat.contains(&line), "no '{line}' in\n{stat}");
+        let title = format!("rank 2 of 4 of communicator {id}");
+        assert!(stat.contains(&title), "no '{title}' in\n{stat}");
+        let prometheus = text(&ferroce(["stat", "--prometheus"]).stdout);
+        let labels = format!("communicator=\"{id}\",rank=\"0\",size=\"4\"");
+        for name in ["operations_total", "under_way", "failed", "since_poll_ns"] {
+            let found = prometheus.lines().any(|line| {
+                line.starts_with(&format!("ferroce_collective_{name}{{")) && line.contains(&labels)
+            });
+            assert!(found, "no {name} with {labels} in\n{prometheus}");
+        }
+        let has_peers = prometheus.contains(&format!("{labels},peer=\"1\""));
+        assert_eq!(has_peers, prometheus.contains("ferroce_collective_sent_bytes_total{"), "{prometheus}");
+        assert!(memory == "required" || has_peers, "{prometheus}");
+    }
+}
+
+/// The reader has the recordings, and was told nothing.
+#[test]
+fn a_rank_that_hangs_is_told_from_recordings_alone() {
+    let _alone = alone();
+    let folder = Folder::new("hangs");
+    let ranks =
+        Ranks::start(4, "all_reduce -b 64K -e 64K -n 1000000 -w 0 -c 0 --patience 60s", Some(&folder.0));
+    ranks.report_when(|report| calls(report) >= 50);
+    // While it hangs its memory is read as ever.
+    signal(ranks.0[1].id(), Signal::STOP);
+    let report = ranks.report_when(|report| finding(report, "hangs").is_some_and(|found| found["rank"] == 1));
+    let found = finding(&report, "hangs").unwrap()["text"].as_str().unwrap();
+    assert!(
+        found.starts_with("ranks 0, 2 and 3 wait for rank 1 in ")
+            && found.contains("all_reduce of 16384 f32"),
+        "{found}"
+    );
+    assert!(found.contains("it computes, hangs or is stopped"), "{found}");
+    // The others leave files when they are asked; that it can't tells of it, too.
+    for rank in [0, 2, 3] {
+        signal(ranks.0[rank].id(), Signal::USR1);
+    }
+    until(LIMIT, || (folder.files().len() == 3).then_some(()), || format!("{:?}", folder.files()));
+    let svg = folder.0.join("line.svg");
+    let output = ferroce(["flight", folder.0.to_str().unwrap(), "--svg", svg.to_str().unwrap()]);
+    let table = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for expected in
+        ["no recording of 1 ranks: 1", "wait for rank 1 in ", "there is no recording of it", "all_reduce"]
+    {
+        assert!(table.contains(expected), "no '{expected}' in\n{table}");
+    }
+    let drawn = fs::read_to_string(&svg).unwrap();
+    assert!(
+        drawn.starts_with("<svg") && drawn.contains("rank") && drawn.matches("<rect").count() > 20,
+        "{drawn}"
+    );
+    signal(ranks.0[1].id(), Signal::CONT);
+}
+
+#[test]
+fn ranks_that_fail_leave_recordings_that_name_the_one_that_died() {
+    let _alone = alone();
+    let folder = Folder::new("fails");
+    let mut ranks =
+        Ranks::start(3, "all_gather -b 64K -e 64K -n 1000000 -w 0 -c 0 --patience 1s", Some(&folder.0));
+    ranks.report_when(|report| calls(report) >= 50);
+    ranks.0[2].kill().unwrap();
+    for rank in [0, 1] {
+        let child = &mut ranks.0[rank];
+        let status = until(LIMIT, || child.try_wait().unwrap(), || format!("rank {rank} goes on"));
+        assert_eq!(status.code(), Some(1), "rank {rank}");
+    }
+    assert_eq!(folder.files().len(), 2, "{:?}", folder.files());
+    let output = ferroce(["flight", "--json", folder.0.to_str().unwrap()]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let [report] = &report.as_array().unwrap()[..] else { panic!("{report:#}") };
+    assert_eq!((&report["size"], &report["missing"]), (&3.into(), &serde_json::json!([2])), "{report:#}");
+    let texts: Vec<&str> =
+        report["findings"].as_array().unwrap().iter().map(|found| found["text"].as_str().unwrap()).collect();
+    assert!(
+        texts.len() >= 2 && texts.iter().any(|text| text.contains("has failed: ") && text.contains("rank 2")),
+        "{texts:?}"
+    );
+}
+
+/// To the one that has started them.
+#[test]
+fn a_signal_to_the_job_has_all_ranks_leave_a_recording() {
+    let _alone = alone();
+    let folder = Folder::new("signal");
+    let mut command = Command::new(FERROCE);
+    command.args("collective broadcast -g 3 -b 1K -e 1K -n 1000000 -w 0 -c 0".split_whitespace());
+    command.env("FERROCE_FLIGHT_DIR", &folder.0).stdout(Stdio::null()).stderr(Stdio::null());
+    let job = Ranks(vec![command.spawn().unwrap()]);
+    let parent = job.0[0].id();
+    // Before that it would end by the signal, as any process does.
+    let has_begun = || {
+        let stat = text(&ferroce(["stat"]).stdout);
+        (stat.matches("of 3 of communicator").count() >= 3).then_some(())
+    };
+    until(LIMIT, has_begun, || text(&ferroce(["stat"]).stdout));
+    thread::sleep(Duration::from_millis(100));
+    signal(parent, Signal::USR1);
+    until(LIMIT, || (folder.files().len() == 3).then_some(()), || format!("{:?}", folder.files()));
+    let table = text(&ferroce(["flight", folder.0.to_str().unwrap()]).stdout);
+    assert!(table.contains(": 3 ranks\n") && table.contains("broadcast of 256 f32"), "{table}");
+}
+
+#[test]
+fn what_is_no_recording_is_refused_by_name() {
+    let folder = Folder::new("refused");
+    let (empty, nonsense) = (folder.0.join("empty"), folder.0.join("ferroce-flight.nonsense"));
+    fs::create_dir(&empty).unwrap();
+    fs::write(&nonsense, "no recording, but long enough").unwrap();
+    let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    for (arguments, code, due) in [
+        (
+            vec!["flight".to_owned(), shown(&nonsense)],
+            1,
+            "ferroce-flight.nonsense': no flight recording: it does not begin as one",
+        ),
+        (vec!["flight".to_owned(), shown(&empty)], 1, "empty': no file in it is called ferroce-flight..."),
+        (vec!["flight".to_owned(), shown(&folder.0.join("none"))], 1, "none': No such file"),
+        (vec!["flight".to_owned(), "4294967295".to_owned()], 1, "process 4294967295 has no flight recorder"),
+        (vec!["flight".to_owned(), "--last".to_owned(), "0".to_owned()], 2, "--last"),
+        (vec!["flight".to_owned(), "--svg".to_owned(), "/no/such/x.svg".to_owned()], 2, "/no/such"),
+    ] {
+        let output = ferroce(arguments.iter().map(String::as_str));
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(due) && output.stdout.is_empty(), "{arguments:?}: {said}");
+    }
+}
