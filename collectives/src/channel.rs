@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::compute::Computer;
 use crate::memory::{allocate, deregister, register};
 use crate::options::Options;
-use message::{Call, Grant, Header, Immediate, Purpose};
+use message::{Age, Call, Grant, Header, Immediate, Purpose};
 use space::Space;
 
 /// How much a channel may have under way.
@@ -74,6 +74,15 @@ pub(crate) struct Arrival {
     pub(crate) bytes: u32,
 }
 
+/// A call of the peer's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard {
+    pub(crate) call: u32,
+    /// When it began there, by the clock of this rank, and for how long the peer had been in no call before.
+    pub(crate) began: Nanos,
+    pub(crate) idle: Duration,
+}
+
 /// One end of a channel.
 pub(crate) struct Channel {
     pub(crate) peer: u32,
@@ -110,8 +119,8 @@ pub(crate) struct Channel {
     arrivals: VecDeque<Message>,
     /// Of the newest message in the ring: what chunks behind it belong to.
     newest: Option<Call>,
-    /// The call that the peer told of last, and when it began that there.
-    heard: Option<(u32, Nanos)>,
+    /// What the peer told of last.
+    heard: Option<Heard>,
     taken: u32,
     told: u32,
     /// Bytes of the ring and of staging memory that are free and of which the peer has not been told.
@@ -321,12 +330,11 @@ impl Channel {
             && (self.posted.len() as u32) < self.limits.depth
     }
 
-    /// Sends elements, or what else follows a header, by way of the ring, so long after the call began here. Returns whether there
-    /// was room.
+    /// Sends elements, or what else follows a header, by way of the ring. Returns whether there was room.
     pub(crate) fn send_short(
         &mut self,
         context: &mut Context,
-        (call, waited): (&Call, Duration),
+        (call, age): (&Call, Age),
         purpose: Purpose,
         bytes: u32,
         fill: impl FnOnce(&mut Context, Mr, u32) -> Result<(), crate::Error>,
@@ -336,7 +344,7 @@ impl Channel {
         }
         let length = Header::BYTES as u32 + bytes;
         let Some(offset) = self.ring_space.take(length, Immediate::UNIT) else { return Ok(false) };
-        let header = Header::new(call, purpose, self.taken).after(waited);
+        let header = Header::new(call, purpose, self.taken).of_age(age);
         self.has_told();
         context.write(self.mirror, u64::from(offset), header.as_bytes())?;
         fill(context, self.mirror, offset + Header::BYTES as u32)?;
@@ -515,8 +523,8 @@ impl Channel {
         }
     }
 
-    /// What the peer has told since this was asked last: the number of a call, and when it began that, by this rank's clock.
-    pub(crate) fn take_heard(&mut self) -> Option<(u32, Nanos)> {
+    /// What the peer has told of since this was asked last.
+    pub(crate) fn take_heard(&mut self) -> Option<Heard> {
         self.heard.take()
     }
 
@@ -553,7 +561,8 @@ impl Channel {
         if let broken @ News::Broken(_) = self.take_credits(header.taken.get()) {
             return Ok(broken);
         }
-        self.heard = Some((call.number, now - header.waited()));
+        let Age { age, idle } = header.age();
+        self.heard = Some(Heard { call: call.number, began: now - age, idle });
         let from = Some((self.ring, offset + Header::BYTES as u32));
         match (purpose, bytes) {
             (Purpose::Elements, bytes) => {

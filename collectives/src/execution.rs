@@ -7,8 +7,8 @@ use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
 use ferroce::{Context, Mr, Nanos, Pd, RemoteAddress, Sge};
 use zerocopy::IntoBytes;
 
-use crate::channel::message::{Call, Grant, Purpose};
-use crate::channel::{Channel, Waiting};
+use crate::channel::message::{Age, Call, Grant, Purpose};
+use crate::channel::{Channel, Heard, Waiting};
 use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
 use crate::flight::Log;
@@ -32,8 +32,9 @@ pub(crate) struct Execution {
     running: Option<(Ticket, usize)>,
     /// When something moved last; at first when it was first looked at.
     pub(crate) moved: Option<Nanos>,
-    /// When it was first looked at.
+    /// When it was first looked at, and since when the rank had been in no operation then, if it was in none.
     began: Option<Nanos>,
+    pub(crate) idle_since: Option<Nanos>,
     /// Its number in the log.
     pub(crate) record: u64,
     /// Chunks that are under way.
@@ -151,6 +152,7 @@ impl Execution {
             running: None,
             moved: None,
             began: None,
+            idle_since: None,
             record: 0,
             under_way: 0,
             late: (0, Duration::ZERO),
@@ -351,13 +353,13 @@ impl Execution {
         }
     }
 
-    /// A peer began it then.
-    pub(crate) fn hear(&mut self, peer: u32, began: Nanos) {
+    /// A peer has told of it.
+    pub(crate) fn hear(&mut self, peer: u32, Heard { began, idle, .. }: Heard) {
         // Only what it says first: what comes later may have waited behind chunks.
         let lane = self.lanes.iter_mut().find(|lane| lane.way != Way::Local && lane.peer == peer);
         let is_first = lane.is_some_and(|lane| !std::mem::replace(&mut lane.has_heard, true));
         if let Some(own) = self.began.filter(|_| is_first) {
-            let by = began.since(own);
+            let by = began.since(own).min(idle);
             self.late = if by > self.late.1 { (peer, by) } else { self.late };
         }
     }
@@ -367,9 +369,11 @@ impl Execution {
         Some(self.late).filter(|(_, by)| *by > at_least)
     }
 
-    /// For how long it has been under way.
-    fn age(&self, now: Nanos) -> Duration {
-        self.began.map_or(Duration::ZERO, |began| now.since(began))
+    /// When it began, as peers are told.
+    fn age(&self, now: Nanos) -> Age {
+        let began = self.began.unwrap_or(now);
+        let idle = self.idle_since.map_or(Duration::ZERO, |since| began.since(since));
+        Age { age: now.since(began), idle }
     }
 
     fn is_ready(&self, step: usize) -> bool {
@@ -445,7 +449,7 @@ impl Execution {
         &mut self,
         index: usize,
         step: u32,
-        (context, age): (&mut Context, Duration),
+        (context, age): (&mut Context, Age),
         channel: &mut Channel,
     ) -> Result<bool, Trouble> {
         let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else {

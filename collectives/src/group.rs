@@ -146,6 +146,8 @@ pub(crate) struct Group {
     is_leaving: bool,
     /// Until when the others are told, once that has begun, and when next.
     telling: Option<(Option<Nanos>, Nanos)>,
+    /// Since when it is in no operation, if it is in none.
+    idle_since: Nanos,
     /// Something has happened since operations were looked at.
     is_dirty: bool,
     next_look: Nanos,
@@ -221,6 +223,7 @@ impl Group {
             children: 0,
             is_leaving: false,
             telling: None,
+            idle_since: process.now,
             is_dirty: false,
             next_look: Nanos::ZERO,
         })
@@ -309,11 +312,11 @@ impl Group {
                 }
             };
             let news = channel.complete(process.context, process.now, &wc, done)?;
-            if let Some((call, began)) = channel.take_heard()
+            if let Some(heard) = channel.take_heard()
                 && let Some(execution) =
-                    self.executions.iter_mut().flatten().find(|execution| execution.call.number == call)
+                    self.executions.iter_mut().flatten().find(|of| of.call.number == heard.call)
             {
-                execution.hear(number, began);
+                execution.hear(number, heard);
             }
             if let Some((bytes, sending)) = peer.chunks.end(chunks, process.now) {
                 self.log.was_sending(number, bytes, sending);
@@ -432,6 +435,7 @@ impl Group {
         while let Some(None) = self.executions.front() {
             self.executions.pop_front();
             self.first += 1;
+            self.idle_since = now;
         }
         Ok(has_ended)
     }

@@ -1,4 +1,4 @@
-//! Collectives: operations, the order of reductions, errors, threads, and what to tune. There is no code in it.
+//! Collectives: operations, the order of reductions, errors, threads, who is late, and what to tune. There is no code in it.
 //!
 //! # Ranks, communicators, operations
 //!
@@ -82,6 +82,39 @@
 //! does not answer: one that computes for long between operations, while others wait for it, is given up after
 //! [`Options::retry_budget`], 4.3 s by default. A [`Runner`] polls on a thread of its own, which sleeps while there is nothing to
 //! do, and gives other threads a handle whose operations are futures.
+//!
+//! # Who is late, and who hangs
+//!
+//! Each [`Collectives`] has a flight recorder: the last 256 operations of each communicator, with their times, what they wait for, and
+//! what was exchanged with each other rank. It is memory that other processes of the same user can read, so it tells of a rank that
+//! hangs, too. `ferroce flight` shows the ranks of this host, or recordings of several hosts as one, with a time line;
+//! `ferroce stat` has the counters, also as Prometheus' text. [`flight::Diagnosis`] is what both say:
+//!
+//! | it says | from |
+//! |---|---|
+//! | which rank the others wait for, in which operation, and what it is about | what each rank waits for, how many operations it has called, when it has polled |
+//! | which rank begins later than the others, how often and by how much | messages, which say for how long their sender has been in the operation: no clocks are compared |
+//! | which port or link is slower than the others | the quickest 512 KiB and more that were under way together, of links that have moved 16 MiB |
+//!
+//! A recording becomes a file by [`flight::FlightRecorder::dump`], and where [`flight::FOLDER`] names a directory whenever a
+//! communicator fails. A program that wants one at a signal has a thread for it:
+//!
+//! ```no_run
+//! # use ferroce_collectives::Collectives;
+//! # fn example(collectives: &Collectives, next_signal: impl Fn() + Send + 'static) -> Option<()> {
+//! let recorder = collectives.flight_recorder()?;
+//! std::thread::spawn(move || {
+//!     loop {
+//!         next_signal(); // `signal_hook::iterator::Signals`, as an example
+//!         match recorder.dump_into("/var/tmp".as_ref()) {
+//!             Ok(path) => eprintln!("{path:?}"),
+//!             Err(error) => eprintln!("no recording: {error}"),
+//!         }
+//!     }
+//! });
+//! # Some(())
+//! # }
+//! ```
 //!
 //! # What to tune
 //!

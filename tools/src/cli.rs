@@ -25,6 +25,7 @@ Environment:
   RUST_LOG  what is logged to standard error: a level (error, warn, info, debug, trace, off), or TARGET=LEVEL for a part of
             ferroce, with commas between them, as RUST_LOG=warn,ferroce_driver=debug. What it does not name is logged at
             info. --quiet stands for RUST_LOG=warn.
+  FERROCE_FLIGHT_DIR  a directory in which a rank whose communicator fails leaves its flight recording (`ferroce flight`).
   NO_COLOR  if it is set, there are no ANSI codes. There are none either with TERM=dumb, or if standard error is no
             terminal.
 

@@ -70,8 +70,18 @@ pub(crate) struct Header {
     algorithm: u8,
     purpose: u8,
     differ: u8,
-    /// Nanoseconds since this rank began the call: the peer learns who of the two came later, without a common clock.
-    waited: U64,
+    /// [`Age`], in microseconds.
+    age: U32,
+    idle: U32,
+}
+
+/// When a rank began a call, told by times: a peer learns who of the two came later, without a common clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Age {
+    /// How long before the message was sent it began the call.
+    pub(crate) age: Duration,
+    /// For how long it had been in no call before. One that comes out of another call late can't help it.
+    pub(crate) idle: Duration,
 }
 
 /// Where a peer's chunks go.
@@ -114,18 +124,21 @@ impl Header {
             algorithm: call.algorithm as u8,
             purpose: purpose as u8,
             differ,
-            waited: U64::new(0),
+            age: U32::new(0),
+            idle: U32::new(0),
         }
     }
 
-    /// The same, so long after the call began.
-    pub(crate) fn after(self, waited: Duration) -> Header {
-        Header { waited: U64::new(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX)), ..self }
+    /// The same of a call that began then.
+    pub(crate) fn of_age(self, Age { age, idle }: Age) -> Header {
+        let micros = |time: Duration| U32::new(u32::try_from(time.as_micros()).unwrap_or(u32::MAX));
+        Header { age: micros(age), idle: micros(idle), ..self }
     }
 
-    /// How long before it was sent the call began.
-    pub(crate) fn waited(&self) -> Duration {
-        Duration::from_nanos(self.waited.get())
+    /// When the call began.
+    pub(crate) fn age(&self) -> Age {
+        let [age, idle] = [self.age, self.idle].map(|micros| Duration::from_micros(micros.get().into()));
+        Age { age, idle }
     }
 
     /// What it says; the name of what makes no sense if it does not.

@@ -139,6 +139,7 @@ impl Group {
             None => self.execution(operation, plan, (id, call)),
         };
         let scratch = execution.scratch_bytes();
+        execution.idle_since = self.executions.is_empty().then_some(self.idle_since);
         let (steps, _) = execution.progress();
         execution.record = self.log.called(&call, self.bytes_of(operation, plan), steps, false);
         execution.places.scratch = self.take_scratch(process, id, scratch)?.map(|mr| (mr, 0));

@@ -38,6 +38,7 @@ impl Group {
         if has_ended && is_first {
             // Nobody has to remember it.
             self.first += 1;
+            self.idle_since = began;
         } else {
             let mut execution = Execution::elsewhere((id, record), call, places, what);
             if has_ended {
