@@ -35,8 +35,9 @@ pub(crate) struct Execution {
     /// When it was first looked at, and since when the rank had been in no operation then, if it was in none.
     began: Option<Nanos>,
     pub(crate) idle_since: Option<Nanos>,
-    /// Its number in the log.
+    /// Its number in the log, and the bytes of its input or output.
     pub(crate) record: u64,
+    pub(crate) bytes: u64,
     /// Chunks that are under way.
     under_way: u32,
     /// The peer that began it last, as far as that is known, and how much later than this rank.
@@ -154,6 +155,7 @@ impl Execution {
             began: None,
             idle_since: None,
             record: 0,
+            bytes: 0,
             under_way: 0,
             late: (0, Duration::ZERO),
         };

@@ -159,8 +159,6 @@ const HISTORY: usize = 64;
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long others are told that the communicator has failed.
 const TELL: Duration = Duration::from_millis(500);
-/// A rank comes late that begins an operation so many times as late as a message takes: below that it is chance.
-const LATE_LATENCIES: u32 = 10;
 /// Bytes that are combined before packets are looked after again.
 const BUDGET: usize = 256 << 10;
 
@@ -403,14 +401,11 @@ impl Group {
     /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
     fn retire(&mut self, context: &mut Context, now: Nanos) -> Result<bool, Error> {
         let mut has_ended = false;
-        let late = LATE.max(self.model.latency * LATE_LATENCIES);
-        for slot in &mut self.executions {
-            if slot.as_ref().is_some_and(Execution::is_done)
-                && let Some(execution) = slot.take()
-            {
+        for index in 0..self.executions.len() {
+            if let Some(execution) = self.executions[index].take_if(|execution| execution.is_done()) {
                 has_ended = true;
                 if execution.has_steps() {
-                    self.log.ended(execution.record, now, execution.late(late));
+                    self.log.ended(execution.record, now, execution.late(self.chance(execution.bytes)));
                 }
                 for peer in execution.owes_acks(self.options.eager_bytes as usize) {
                     if let Some(channel) = &mut self.peers[peer as usize].channel {
@@ -438,6 +433,16 @@ impl Group {
             self.idle_since = now;
         }
         Ok(has_ended)
+    }
+
+    /// How much later than this rank another one may begin an operation of so many bytes by chance, or seem to: a message may wait
+    /// behind chunks of others.
+    fn chance(&self, bytes: u64) -> Duration {
+        const LATENCIES: u32 = 10;
+        const CHUNKS: u64 = 16;
+        let waiting = (2 * bytes).min(CHUNKS * u64::from(self.options.chunk_bytes));
+        let behind = Duration::from_secs_f64(waiting as f64 / self.model.bytes_per_second.max(1.0));
+        LATE.max(self.model.latency * LATENCIES) + behind
     }
 
     /// Whether operations have begun that no poll has gone on with.

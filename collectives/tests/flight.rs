@@ -140,7 +140,7 @@ fn a_port_of_half_the_speed_is_named() {
         let buffers: Vec<_> =
             ranks.iter_mut().map(|(it, _)| it.allocate_private(4 * count).unwrap()).collect();
         let mut now = Nanos(0);
-        for _ in 0..4 {
+        for _ in 0..9 {
             let mut requests: Vec<Option<Request>> = ranks
                 .iter_mut()
                 .zip(&buffers)

@@ -141,7 +141,8 @@ impl Group {
         let scratch = execution.scratch_bytes();
         execution.idle_since = self.executions.is_empty().then_some(self.idle_since);
         let (steps, _) = execution.progress();
-        execution.record = self.log.called(&call, self.bytes_of(operation, plan), steps, false);
+        execution.bytes = self.bytes_of(operation, plan);
+        execution.record = self.log.called(&call, execution.bytes, steps, false);
         execution.places.scratch = self.take_scratch(process, id, scratch)?.map(|mr| (mr, 0));
         for (peer, sends) in execution.peers() {
             self.link(process, peer)?;
