@@ -17,6 +17,8 @@ pub struct Nic {
     pub rnics: Vec<String>,
     /// Its place. `None` for a virtual interface, and one at another bus.
     pub pci: Option<PciAddress>,
+    /// The interface that it is a part of: a bond, a bridge. That one has the IP addresses then.
+    pub part_of: Option<String>,
     /// Whether a program has made it: a bridge, a veth.
     pub is_virtual: bool,
     /// Whether its link is InfiniBand, which does not carry RoCE.
@@ -91,6 +93,9 @@ fn interface(tree: &Tree, name: &str) -> Option<(u32, Nic)> {
         interface: Some(printable(name)),
         rnics: Vec::new(),
         pci: address_of(&real),
+        part_of: tree
+            .real(&real.join("master"))
+            .and_then(|master| Some(printable(master.file_name()?.to_str()?))),
         is_virtual: real.starts_with("devices/virtual"),
         is_infiniband: kind == Some(INFINIBAND),
         state,
@@ -132,6 +137,7 @@ fn add_rnic(tree: &Tree, name: &str, all: &mut Vec<(u32, Nic)>) {
                     interface: None,
                     rnics: vec![rnic],
                     pci,
+                    part_of: None,
                     is_virtual: pci.is_none(),
                     is_infiniband: link.as_deref() == Some("InfiniBand"),
                     state: if is_active { NicState::Up } else { NicState::Down },
@@ -149,7 +155,7 @@ fn add_rnic(tree: &Tree, name: &str, all: &mut Vec<(u32, Nic)>) {
 fn rate(text: &str) -> Option<u64> {
     let (number, _) = text.split_once(" Gb/sec")?;
     let gigabits: f64 = number.parse().ok()?;
-    (0.1..=100_000.0).contains(&gigabits).then(|| (gigabits * 1e9) as u64)
+    (0.1..=100_000.0).contains(&gigabits).then_some((gigabits * 1e9) as u64)
 }
 
 #[cfg(test)]

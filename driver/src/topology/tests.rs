@@ -171,12 +171,8 @@ fn a_hostile_tree_does_no_harm() {
 
     let host = Topology::read(root).unwrap();
     let said = format!("{host:?}{}", host.notes.join(" "));
-    assert!(!host.notes.iter().any(|note| note.contains(|c| crate::is_unprintable(c))), "{:?}", host.notes);
-    assert!(
-        !host.nics.iter().any(|nic| nic.name().contains(|c| crate::is_unprintable(c))),
-        "{:?}",
-        host.nics
-    );
+    assert!(!host.notes.iter().any(|note| note.contains(crate::is_unprintable)), "{:?}", host.notes);
+    assert!(!host.nics.iter().any(|nic| nic.name().contains(crate::is_unprintable)), "{:?}", host.nics);
     assert_eq!(host.device(at("0000:fe:00.0")).unwrap().bridges.len(), 120);
     assert_eq!(nic(&host, "eth0").mtu, None);
     for expected in [
@@ -218,7 +214,7 @@ fn garbage_is_read_to_its_end() {
         random.fill(&mut bytes);
         fs::write(file, &bytes).unwrap();
         let host = Topology::read(sysfs.root()).unwrap();
-        let bad = host.notes.iter().find(|note| note.contains(|c| crate::is_unprintable(c)));
+        let bad = host.notes.iter().find(|note| note.contains(crate::is_unprintable));
         assert_eq!(bad, None, "FERROCE_TOPOLOGY_SEED={seed}");
     }
 }
