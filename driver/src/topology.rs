@@ -96,13 +96,16 @@ impl Topology {
     }
 
     fn take(tree: &Tree) -> Topology {
-        Topology {
-            nodes: NumaNode::all(tree),
-            packages: Package::all(tree),
-            pci: PciDevice::all(tree),
-            nics: Nic::all(tree),
-            notes: Vec::new(),
+        let nodes = NumaNode::all(tree);
+        let mut pci = PciDevice::all(tree);
+        for device in &mut pci {
+            let known = device.numa_node.filter(|number| nodes.iter().any(|node| node.number == *number));
+            if let Some(unknown) = device.numa_node.filter(|_| known.is_none()) {
+                tree.note(format!("{}: NUMA node {unknown} is not in use", device.address));
+            }
+            device.numa_node = known;
         }
+        Topology { nodes, packages: Package::all(tree), pci, nics: Nic::all(tree), notes: Vec::new() }
     }
 
     /// The GPUs, by their addresses; no virtual functions.

@@ -6,7 +6,8 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 use crate::{
-    collective, demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, ucmatose, udaddy,
+    collective, demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, topo, ucmatose,
+    udaddy,
 };
 
 /// A sub-command with its arguments.
@@ -25,6 +26,7 @@ pub enum Command {
     Replay(replay::Args),
     Rping(rping::Args),
     Stat(stat::Args),
+    Topo(topo::Args),
     Ucmatose(ucmatose::Args),
     Udaddy(udaddy::Args),
 }
@@ -44,6 +46,7 @@ impl Command {
             Command::Replay(_) => "replay",
             Command::Rping(_) => "rping",
             Command::Stat(_) => "stat",
+            Command::Topo(_) => "topo",
             Command::Ucmatose(_) => "ucmatose",
             Command::Udaddy(_) => "udaddy",
         }
@@ -66,6 +69,7 @@ impl Command {
             Command::Replay(args) => replay::run(args),
             Command::Rping(args) => rping::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Topo(args) => topo::run(args),
             Command::Ucmatose(args) => ucmatose::run(args),
             Command::Udaddy(args) => udaddy::run(args),
         }

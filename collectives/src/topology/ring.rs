@@ -77,7 +77,7 @@ impl Tree {
                 hops.len()
             ),
             _ => format!(
-                "the same one moved by a rank, or mirrored, so that its leaves are within the other: each carries half; \
+                "the same one moved by a rank, or mirrored, so that leaves of one are within the other, as far as can be: each carries half; \
                  {crossings} of {} hops cross sockets",
                 hops.len()
             ),

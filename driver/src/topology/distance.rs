@@ -50,7 +50,7 @@ impl Distance {
     pub fn meaning(self) -> &'static str {
         match self {
             Distance::Pix => "behind the same PCI switch",
-            Distance::Pxb => "behind the same PCI switches, several of them",
+            Distance::Pxb => "by several PCI switches of one host bridge",
             Distance::Phb => "at the same host bridge",
             Distance::Node => "at the same socket, by another host bridge",
             Distance::Sys => "at another socket",

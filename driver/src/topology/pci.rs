@@ -97,7 +97,7 @@ pub struct PciDevice {
     pub vendor: Option<u32>,
     /// The vendor's number of the device.
     pub device: Option<u32>,
-    /// `None` where the kernel tells none.
+    /// One of [`Topology::nodes`](super::Topology::nodes); `None` where the kernel tells none.
     pub numa_node: Option<u32>,
     /// The name of the driver that has it.
     pub driver: Option<String>,

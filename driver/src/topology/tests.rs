@@ -157,6 +157,7 @@ fn a_hostile_tree_does_no_harm() {
     let chain: String = (0..120).map(|nth| format!("0000:{nth:02x}:01.0/")).collect();
     let deep = format!("devices/pci0000:00/{chain}0000:fe:00.0");
     sysfs.write(format!("{deep}/class"), "0x020000");
+    sysfs.write(format!("{deep}/numa_node"), "4711");
     sysfs.write(format!("{deep}/current_link_speed"), "as fast as light");
     sysfs.link("bus/pci/devices/0000:fe:00.0", &deep);
     sysfs.write(format!("{deep}/net/{bad}/mtu"), "-1");
@@ -184,6 +185,7 @@ fn a_hostile_tree_does_no_harm() {
         "node1/cpulist: list of CPUs = 0-4294967295: numbers and ranges",
         "physical_package_id: '-7' is not a number",
         "'as fast as light' is not a speed",
+        "0000:fe:00.0: NUMA node 4711 is not in use",
         "class/infiniband: more than 4096 entries",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in {:#?}", host.notes);
