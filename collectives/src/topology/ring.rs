@@ -186,11 +186,9 @@ mod tests {
 
     fn random(random: &mut Random, count: usize) -> Vec<Vec<u64>> {
         let mut costs = vec![vec![0; count]; count];
-        for a in 0..count {
-            for b in 0..a {
-                let cost = 1 + random.below(50);
-                (costs[a][b], costs[b][a]) = (cost, cost);
-            }
+        for (a, b) in (0..count).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            let cost = 1 + random.below(50);
+            (costs[a][b], costs[b][a]) = (cost, cost);
         }
         costs
     }

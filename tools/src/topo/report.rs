@@ -197,7 +197,10 @@ impl Report {
         if host.gpus().count() > MAX_RANKS {
             notes.push(format!("more than {MAX_RANKS} GPUs; the rest is left out"));
         }
-        notes.extend(absent.iter().map(|error| legible(&error.to_string())));
+        // Nobody misses a library without a GPU.
+        if !gpus.is_empty() {
+            notes.extend(absent.iter().map(|error| legible(&error.to_string())));
+        }
         Report {
             host: name.to_owned(),
             sockets: host.packages.iter().map(|package| package.number).collect(),
