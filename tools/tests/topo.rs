@@ -217,7 +217,7 @@ fn a_hostile_tree_does_no_harm() {
         let outcome = topo(root, &arguments);
         let bad = |c: char| is_unprintable(c) && c != '\n';
         assert!(!outcome.stdout.contains(bad), "{arguments}");
-        assert!(outcome.took < Duration::from_secs(20), "{:?}", outcome.took);
+        assert!(outcome.took < Duration::from_secs(60), "{:?}", outcome.took);
     }
     let text = topo(root, "").stdout;
     check(&text, &["note: class/net/circle: Too many levels", "more than 256 GPUs; the rest is left out"]);
