@@ -135,6 +135,7 @@ mod runner;
 mod schedule;
 mod shrink;
 mod slab;
+pub mod topology;
 
 pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;

@@ -29,6 +29,7 @@ use builder::Builder;
 pub(crate) use hierarchical::Hosts;
 pub use plan::Algorithm;
 pub(crate) use plan::{Seat, Shape, Task, plan};
+pub(crate) use tree::position as position_in_tree;
 
 /// Where elements are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

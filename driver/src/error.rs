@@ -241,6 +241,14 @@ pub enum Error {
         /// What the GPU says.
         source: MemoryError,
     },
+    /// A sysfs tree can't be read, or recorded.
+    #[error("sysfs tree '{path}': {reason}")]
+    Topology {
+        /// The folder.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A capture file can't be read or written.
     #[error("capture '{path}': {reason}")]
     Capture {

@@ -39,7 +39,7 @@
 //! ```
 //!
 //! Beside the drivers: [`memory`], what is registered with a context; [`rnic`], which finds cards that speak RoCE themselves, and is no
-//! driver; [`gpu`], whose memory may be registered too, and [`reduction`]; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
+//! driver; [`gpu`], whose memory may be registered too, and [`reduction`]; [`topology`], how far both are from the CPUs; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
 //! two processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations.
 
 #[cfg(feature = "af_xdp")]
@@ -77,6 +77,7 @@ pub mod shm;
 pub mod sim;
 mod slots;
 mod time;
+pub mod topology;
 pub mod udp;
 pub mod user_ids;
 mod waker;

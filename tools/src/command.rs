@@ -6,7 +6,7 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 use crate::{
-    collective, demo, devinfo, dissect, doctor, fabric, flight, perf, pingpong, replay, rping, stat,
+    collective, demo, devinfo, dissect, doctor, fabric, flight, perf, pingpong, replay, rping, stat, topo,
     ucmatose, udaddy,
 };
 
@@ -27,6 +27,7 @@ pub enum Command {
     Replay(replay::Args),
     Rping(rping::Args),
     Stat(stat::Args),
+    Topo(topo::Args),
     Ucmatose(ucmatose::Args),
     Udaddy(udaddy::Args),
 }
@@ -47,6 +48,7 @@ impl Command {
             Command::Replay(_) => "replay",
             Command::Rping(_) => "rping",
             Command::Stat(_) => "stat",
+            Command::Topo(_) => "topo",
             Command::Ucmatose(_) => "ucmatose",
             Command::Udaddy(_) => "udaddy",
         }
@@ -70,6 +72,7 @@ impl Command {
             Command::Replay(args) => replay::run(args),
             Command::Rping(args) => rping::run(args),
             Command::Stat(args) => stat::run(args),
+            Command::Topo(args) => topo::run(args),
             Command::Ucmatose(args) => ucmatose::run(args),
             Command::Udaddy(args) => udaddy::run(args),
         }

@@ -80,6 +80,7 @@ impl From<driver::Error> for Failure {
             | E::NoRnic { .. }
             | E::InterfaceDown { .. }
             | E::Invalid { .. }
+            | E::Topology { .. }
             | E::Capture { .. } => Failure::Usage(error.to_string()),
             _ => Failure::Run(error.to_string()),
         }

@@ -57,6 +57,7 @@ mod selftest;
 mod serving;
 pub mod stat;
 mod tcp;
+pub mod topo;
 pub mod ucmatose;
 pub mod udaddy;
 mod visitors;

@@ -10,7 +10,7 @@ use ends::{Ferroce, alone};
 use serde_json::Value;
 
 /// A run of each sub-command that needs no rights and no peer. `--json` can be added to those that have it.
-const RUNS: [(&str, bool); 13] = [
+const RUNS: [(&str, bool); 14] = [
     ("collective all_reduce -g 2 -e 64 -n 2", true),
     ("demo -d loopback --tensors 2 --rounds 1", true),
     ("devinfo", true),
@@ -22,6 +22,7 @@ const RUNS: [(&str, bool); 13] = [
     ("replay CAPTURE", true),
     ("rping -d loopback", false),
     ("stat PID", true),
+    ("topo", true),
     ("ucmatose -d loopback", false),
     ("udaddy -d loopback", false),
 ];

@@ -7,14 +7,14 @@ use super::{Builder, Finish, Operand, Place, Team, chunks};
 
 /// Where a member is in a tree. Members count from 0, the root; the trees are of members 1 to `size − 1`, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) parent: Option<usize>,
+pub(crate) struct Position {
+    pub(crate) parent: Option<usize>,
     /// The children before and behind it in the order of the members.
-    pub(super) children: [Option<usize>; 2],
+    pub(crate) children: [Option<usize>; 2],
 }
 
 /// The position of `member` in tree 0 or 1.
-pub(super) fn position(size: usize, member: usize, tree: usize) -> Position {
+pub(crate) fn position(size: usize, member: usize, tree: usize) -> Position {
     let others = size - 1;
     // In the first tree each is its own place; in the second places are moved so that odd ones, which are leaves, are even.
     let place = |member: usize| match tree {

@@ -16,6 +16,7 @@
 //! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
 //! - [`rdmacm_stub`]: a librdmacm whose peers answer at once.
 //! - [`signal`]: signals to processes.
+//! - [`sysfs`]: sysfs trees of servers as files.
 //! - [`waited`]: a port that counts how often it is waited for.
 //!
 //! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`], [`readiness`] and [`waited`]: these are about the
@@ -36,4 +37,5 @@ pub mod rdmacm_stub;
 pub mod readiness;
 pub mod rnic_stub;
 pub mod signal;
+pub mod sysfs;
 pub mod waited;

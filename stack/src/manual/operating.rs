@@ -10,7 +10,8 @@
 //! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |
 //! | trust | RDMA has neither encryption nor authentication: whoever can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Keep it on a network of hosts that you trust. [`Config::drop_access_errors`] keeps a wrong key from ending a connection |
 //!
-//! The `ferroce` command (crate `ferroce-tools`) tells what is missing: `ferroce devinfo` of this host, `ferroce doctor PEER` of the way to
+//! The `ferroce` command (crate `ferroce-tools`) tells what is missing: `ferroce devinfo` of this host, `ferroce topo` of the
+//! places of its GPUs and cards, `ferroce doctor PEER` of the way to
 //! another one, with the remedy.
 //!
 //! # Counters

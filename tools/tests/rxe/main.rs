@@ -3,7 +3,7 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
 //! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, marked, switch, semantics, hardware, ranks, programs, perftest, doctor, loss; of captures their names.
+//! outrun, impaired, marked, switch, semantics, hardware, ranks, topology, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
@@ -21,6 +21,7 @@ mod ranks;
 mod semantics;
 mod share;
 mod switch;
+mod topology;
 mod verbs;
 mod work;
 #[allow(dead_code, reason = "the example has a main of its own")]
@@ -70,6 +71,7 @@ fn the_kernels_rdma_rxe() {
         ("semantics", semantics::run),
         ("hardware", hardware::run),
         ("ranks", ranks::run),
+        ("topology", topology::run),
     ]);
     let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
     let (mut lossy, mut lossy_programs) = (0, 0);

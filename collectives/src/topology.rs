@@ -1,0 +1,153 @@
+//! Where the ranks of a host belong: which network card (NIC) each GPU uses, in which order ranks are numbered, and what is placed
+//! so that it costs.
+//!
+//! It is arithmetic over [`Topology`](ferroce::driver::topology::Topology): of this machine, or a recorded one. Nothing is measured.
+//! `ferroce topo` prints it. Nothing in the collectives follows it by itself, for a rank opens the device that it is told, and its number
+//! comes from the launcher.
+//!
+//! ```
+//! use ferroce_collectives::ferroce::driver::topology::Topology;
+//! use ferroce_collectives::topology::Placement;
+//!
+//! let host = Topology::this()?;
+//! let placement = Placement::new(&host);
+//! for (number, rank) in placement.ranks.iter().enumerate() {
+//!     println!("rank {number}: {}; {}", rank.name, rank.reason);
+//! }
+//! for warning in &placement.warnings {
+//!     println!("{warning}");
+//! }
+//! # Ok::<(), ferroce_collectives::ferroce::driver::Error>(())
+//! ```
+//!
+//! # Rules
+//!
+//! - **Ranks** are the GPUs; on a host without one, the NICs.
+//! - **NICs** that count are up (or do not tell), carry Ethernet, are at a PCI bus or have an RNIC, and have at least a quarter of the
+//!   rate of the fastest: what is slower is for management. Of a card and its virtual functions the card counts.
+//! - **The NIC of a GPU** is the nearest ([`Distance`](ferroce::driver::topology::Distance), then the firmware's distance of NUMA nodes).
+//!   Of equals it is the one with the fewest GPUs, then the first. GPUs with the least choice come first.
+//! - **Ranks are numbered along a ring** that crosses sockets as rarely as can be, and then is as short as can be: found exactly for up
+//!   to 12 ranks, for more from each rank to the nearest that is left. [`Algorithm::Ring`](crate::Algorithm::Ring) goes from
+//!   rank to rank in the order of their numbers.
+//! - **Trees** are those of [`Algorithm::Tree`](crate::Algorithm::Tree) over ranks of these numbers.
+//! - **A rail** is a NIC that ranks use: the first of each host together are rail 0, and so on.
+
+mod costs;
+mod nics;
+mod ring;
+#[cfg(test)]
+mod tests;
+
+use ferroce::driver::topology::{CpuSet, Distance, Nic, PciAddress, Topology};
+
+pub use costs::{Warning, WarningKind};
+pub use ring::{Ring, Tree};
+
+/// The most ranks of a host that are placed; what is more is no server, and is left out.
+pub const MAX_RANKS: usize = 256;
+
+/// Where the ranks of a host belong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Placement {
+    /// By their numbers on the host.
+    pub ranks: Vec<Rank>,
+    /// By the places of their NICs.
+    pub rails: Vec<Rail>,
+    /// Why the rails are these.
+    pub rails_reason: String,
+    /// The way from rank to rank.
+    pub ring: Ring,
+    /// Both trees.
+    pub trees: [Tree; 2],
+    /// What costs.
+    pub warnings: Vec<Warning>,
+}
+
+/// A rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rank {
+    /// What it is called: `GPU 0`, or the name of its NIC.
+    pub name: String,
+    /// The GPU; `None` on a host without.
+    pub gpu: Option<PciAddress>,
+    /// Its NIC, by its place in [`Topology::nics`]; `None` if no NIC serves.
+    pub nic: Option<usize>,
+    /// From the GPU to the NIC; [`Distance::Pix`] for a NIC that is a rank itself.
+    pub distance: Distance,
+    /// Why this NIC.
+    pub reason: String,
+}
+
+/// A NIC with the ranks that use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Rail {
+    /// By its place in [`Topology::nics`].
+    pub nic: usize,
+    /// The numbers of its ranks.
+    pub ranks: Vec<usize>,
+    /// Bits a second, if its driver tells.
+    pub rate: Option<u64>,
+}
+
+impl Placement {
+    /// That of a host.
+    pub fn new(host: &Topology) -> Placement {
+        let ranks = nics::ranks(host);
+        let (order, is_exact) = ring::order(host, &ranks);
+        let ranks: Vec<Rank> = order.iter().filter_map(|at| ranks.get(*at).cloned()).collect();
+        let (rails, rails_reason) = nics::rails(host, &ranks);
+        let ring = Ring::new(host, &ranks, is_exact);
+        let trees = [0, 1].map(|tree| Tree::new(host, &ranks, tree));
+        let warnings = costs::find(host, &ranks, &rails);
+        Placement { ranks, rails, rails_reason, ring, trees, warnings }
+    }
+
+    /// What it costs that a process may run on these CPUs. It is the rank of this number; without one it may be any.
+    pub fn check_process(&self, host: &Topology, cpus: &CpuSet, rank: Option<usize>) -> Vec<Warning> {
+        costs::of_process(host, &self.ranks, cpus, rank)
+    }
+}
+
+impl Rank {
+    /// Where it is: its GPU, or its NIC.
+    fn place(&self, host: &Topology) -> Option<PciAddress> {
+        self.gpu.or_else(|| self.nic_of(host)?.pci)
+    }
+
+    fn nic_of<'a>(&self, host: &'a Topology) -> Option<&'a Nic> {
+        host.nics.get(self.nic?)
+    }
+
+    /// The NUMA nodes of its GPU and its NIC.
+    fn nodes(&self, host: &Topology) -> Vec<u32> {
+        let places = [self.gpu, self.nic_of(host).and_then(|nic| nic.pci)];
+        let mut nodes: Vec<u32> =
+            places.into_iter().flatten().filter_map(|at| host.device(at)?.numa_node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
+    }
+}
+
+/// For orders: nearest first, and of one distance by the firmware's table.
+fn remoteness(host: &Topology, a: PciAddress, b: PciAddress) -> (Distance, u32) {
+    let node = |at| host.device(at).and_then(|device| device.numa_node);
+    let between = node(a).zip(node(b)).and_then(|(a, b)| host.node_distance(a, b));
+    (host.distance(a, b), between.unwrap_or(0))
+}
+
+/// As people name it: the interface, and the RNICs on it.
+fn label(nic: &Nic) -> String {
+    match (&nic.interface, &nic.rnics[..]) {
+        (Some(interface), [_, ..]) => format!("{interface} ({})", nic.rnics.join(", ")),
+        _ => nic.name().to_owned(),
+    }
+}
+
+fn gigabits(rate: u64) -> String {
+    format!("{} Gb/s", (rate as f64 / 1e8).round() / 10.0)
+}

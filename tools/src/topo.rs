@@ -1,0 +1,127 @@
+//! `ferroce topo`: what a host is made of, where its ranks belong, and what is placed so that it costs.
+
+mod report;
+mod svg;
+mod text;
+mod tree;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use ferroce::driver::topology::{CpuSet, Topology};
+use ferroce_collectives::topology::Placement;
+use ferroce_driver::gpu::GpuSpec;
+
+use crate::failure::{Failure, legible};
+use crate::output::{JsonArg, check_files, note};
+use report::{Process, Report};
+
+/// Shows the topology of this host: sockets, NUMA nodes, the PCI tree with GPUs and network cards and their speeds; how far each
+/// GPU is from each card; which card each should use, in which order ranks go, and why; and what is placed so that it costs.
+///
+/// Distances have the names of `nvidia-smi topo -m`. All of it is read from sysfs, of this machine or a recorded one. Nothing is
+/// measured or changed, and no privilege is needed.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  ferroce topo
+  ferroce topo --svg host.svg
+  ferroce topo --pid $(pgrep -f train.py | head -1) --local-rank 0
+  ferroce topo --record host-7            # then, anywhere: ferroce topo --sysfs host-7
+  ferroce topo --json | jq '.warnings[] | {subject, cost, remedy}'")]
+pub struct Args {
+    /// Read this sysfs tree in place of /sys: a folder that --record has made.
+    #[arg(long, value_name = "DIR")]
+    sysfs: Option<PathBuf>,
+    /// Copy the files that were read into a new or empty folder, to look at them elsewhere or to attach them to a report. They have
+    /// names of interfaces, and no addresses.
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
+    /// Also check where a process may run: by its number, or `self`, which is this command with the affinity that it was given.
+    #[arg(long, value_name = "PID", value_parser = pid, conflicts_with_all = ["sysfs", "cpus"])]
+    pid: Option<Pid>,
+    /// Also check what it costs to run on these CPUs, as 0-7,64-71.
+    #[arg(long, value_name = "LIST")]
+    cpus: Option<CpuSet>,
+    /// Which rank on this host the process of --pid or --cpus is; any if it is not given.
+    #[arg(long, value_name = "N")]
+    local_rank: Option<usize>,
+    /// Draw it, too.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    json: JsonArg,
+}
+
+/// A process, or this one.
+#[derive(Clone, Copy, Debug)]
+struct Pid(Option<u32>);
+
+fn pid(text: &str) -> Result<Pid, String> {
+    match text {
+        "self" => Ok(Pid(None)),
+        number => {
+            let number =
+                number.parse::<u32>().map_err(|_| "the number of a process, or 'self'".to_owned())?;
+            Ok(Pid(Some(number)))
+        }
+    }
+}
+
+/// Prints the topology.
+///
+/// # Errors
+/// There is no sysfs tree, no such process or rank, or an output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let outputs = [("--svg", args.svg.as_deref()), ("--json", args.json.file())];
+    check_files(&[], outputs.into_iter().filter_map(|(option, path)| Some((option, path?))))?;
+    if args.local_rank.is_some() && args.pid.is_none() && args.cpus.is_none() {
+        return Err(Failure::usage("--local-rank is for --pid or --cpus, of which there is none"));
+    }
+    let host = match &args.sysfs {
+        Some(folder) => Topology::read(folder)?,
+        None => Topology::this()?,
+    };
+    let sysfs = args.sysfs.as_deref().unwrap_or(Path::new("/sys"));
+    if let Some(folder) = &args.record {
+        Topology::record(sysfs, folder)?;
+        note!("recorded into {0}: ferroce topo --sysfs {0}", legible(&folder.display().to_string()));
+    }
+    let placement = Placement::new(&host);
+    let process = match (&args.pid, args.cpus) {
+        (Some(Pid(pid)), _) => {
+            Some((pid.map_or("self".to_owned(), |pid| pid.to_string()), CpuSet::of_process(*pid)?))
+        }
+        (None, cpus) => cpus.map(|cpus| ("with --cpus".to_owned(), cpus)),
+    };
+    if let Some(rank) = args.local_rank.filter(|rank| *rank >= placement.ranks.len()) {
+        return Err(Failure::usage(format!(
+            "--local-rank {rank}: this host has {} ranks, which count from 0",
+            placement.ranks.len()
+        )));
+    }
+    let process = process.map(|(name, cpus)| {
+        let warnings = placement.check_process(&host, &cpus, args.local_rank);
+        Process::new(&host, name, &cpus, args.local_rank, &warnings)
+    });
+    // Libraries know the GPUs of this machine alone.
+    let (libraries, absent) = if args.sysfs.is_some() { (Vec::new(), Vec::new()) } else { GpuSpec::all() };
+    let report = Report::new(&name(args.sysfs.as_deref()), &host, &placement, process, &libraries, &absent);
+    if let Some(path) = &args.svg {
+        svg::write(path, &report, &host, &placement)?;
+    }
+    if !args.json.write(&report)? {
+        text::print(&report, &host)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the host is called: this one's name, or that of the recorded tree's folder.
+fn name(sysfs: Option<&Path>) -> String {
+    let name = match sysfs {
+        Some(folder) => folder.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned()),
+        None => fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned(),
+    };
+    legible(&name)
+}
