@@ -2,7 +2,10 @@
 
 mod buffers;
 mod joining;
+mod measuring;
 mod membership;
+
+pub use measuring::Measurement;
 
 use std::sync::Arc;
 use std::time::Duration;
