@@ -137,7 +137,7 @@ mod slab;
 
 pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;
-pub use choice::{Explanation, Model};
+pub use choice::{Explanation, Model, Pace};
 pub use collectives::{Buffer, Collectives, Communicator, Measurement, Request};
 pub use error::{Cause, Error};
 pub use ferroce;

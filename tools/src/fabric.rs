@@ -113,7 +113,7 @@ SCENARIO is one of these, or a TOML file (--describe prints one to start from; d
   burst        N senders (16), 256 KB every 5 ms; two endless senders
   victim       a flow that shares a paused link with an incast (16)
   permutation  N hosts (32), each with 10 messages of 1 MB for another
-  allreduce    N ranks (64) of the collectives: all algorithms, 1 KiB to 16 MiB
+  allreduce    N ranks (64) of the collectives: all algorithms, 1 KiB to 4 MiB
   alltoall     N hosts (16), each with 1 MB for each other one
   websearch    N hosts (32), a web search workload, 30 % load, 20 ms
 

@@ -5,28 +5,46 @@ use super::*;
 /// Bytes that each rank sends where latency is measured.
 const SHORT: usize = 8;
 /// Of each time the shortest of so many rounds counts.
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 3;
 
-/// What is measured, in this order, and by which algorithm: short messages one after the other, short messages at once, long
-/// messages one after the other.
-const SERIES: [Algorithm; 3] = [Algorithm::Ring, Algorithm::Direct, Algorithm::Ring];
+/// Blocks of memory that messages between hosts use, the half of them to send from: as many ranks as two hosts have at least.
+const BLOCKS: usize = 4;
+
+/// What is measured, with short messages or with long ones: what it takes says how fast messages go where ranks send so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Series {
+    way: Way,
+    is_long: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// An all-gather by an algorithm.
+    Gather(Algorithm),
+    /// A message from each rank to that of the same place on the next host.
+    Hosts,
+}
 
 /// A measurement under way, of [`Collectives::start_measuring`].
 #[derive(Debug)]
 #[must_use = "a measurement goes on in `Collectives::measured`"]
 pub struct Measurement {
     communicator: Communicator,
+    /// The ranks before and behind this one on other hosts, if there are several hosts that have as many ranks.
+    beside: Option<[u32; 2]>,
     room: Buffer,
     /// Bytes that each rank sends where bandwidth is measured.
     long: usize,
     /// Seconds that this rank takes to reduce a byte.
     reduced: f64,
+    /// What is measured, with the seconds that it took.
+    series: Vec<(Series, f64)>,
+    /// The operations, by the place of their series; the others are barriers.
+    turns: Vec<Option<usize>>,
     /// Operations that have ended.
     ended: usize,
     /// The one under way, and when it began.
     request: Option<(Request, Nanos)>,
-    /// Seconds, for each of the series.
-    shortest: [f64; SERIES.len()],
 }
 
 impl Collectives {
@@ -80,12 +98,43 @@ impl Collectives {
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`].
     pub fn start_measuring(&mut self, communicator: Communicator) -> Result<Measurement, Error> {
+        /// Longer than what is copied, so that it goes as long messages do, and not longer than it must be.
+        const LONG: usize = 96 << 10;
+        /// Of all ranks together at most.
+        const MOST: usize = 8 << 20;
         let others = others(communicator);
+        let long = ((1 << 20) / others).clamp(LONG, 256 << 10).min(MOST / others);
         // Whole elements, also in halves.
-        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
+        let long = (long & !0xff).max(256);
+        let hosts = self.group(communicator)?.hosts();
+        let beside = hosts.problem().is_none().then(|| hosts.beside(communicator.rank as usize));
+        // Those that share links come last: congestion control remembers them.
+        let [ring, halving, direct] = [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct]
+            .map(|algorithm| Some(Way::Gather(algorithm)));
+        let ways = || [ring, beside.map(|_| Way::Hosts), halving, direct].into_iter().flatten();
+        let series =
+            [false, true].into_iter().flat_map(|is_long| ways().map(move |way| Series { way, is_long }));
+        let series: Vec<(Series, f64)> = series.map(|series| (series, f64::INFINITY)).collect();
+        let mut turns = vec![None];
+        for (at, (Series { is_long, .. }, _)) in series.iter().enumerate() {
+            for _ in 0..ROUNDS {
+                // Whoever ends a long one early would wait for the others in the next.
+                turns.extend(is_long.then_some(None));
+                turns.push(Some(at));
+            }
+        }
         let room = self.room(long * (others + 1))?;
-        let shortest = [f64::INFINITY; SERIES.len()];
-        Ok(Measurement { communicator, room, long, reduced: 0.0, ended: 0, request: None, shortest })
+        Ok(Measurement {
+            communicator,
+            beside,
+            room,
+            long,
+            reduced: 0.0,
+            series,
+            turns,
+            ended: 0,
+            request: None,
+        })
     }
 
     /// Goes on with a measurement; to be called after each [`poll`](Collectives::poll), until the model is there.
@@ -98,53 +147,59 @@ impl Collectives {
     }
 
     fn go_on_measuring(&mut self, of: &mut Measurement, now: Nanos) -> Result<Option<Model>, Error> {
-        /// A barrier comes before the series, and an exchange of what was measured after it.
-        const OPERATIONS: usize = 1 + SERIES.len() * ROUNDS + 1;
         if let Some((request, since)) = of.request {
             if !self.has_ended(request)? {
                 return Ok(None);
             }
             of.request = None;
-            if let Some(series) = series(of.ended) {
-                of.shortest[series] = of.shortest[series].min(now.since(since).as_secs_f64());
+            if let Some(Some(series)) = of.turns.get(of.ended) {
+                let (_, shortest) = &mut of.series[*series];
+                *shortest = shortest.min(now.since(since).as_secs_f64());
             }
             of.ended += 1;
         }
-        if of.ended == OPERATIONS {
+        // An exchange of what was measured comes last.
+        if of.ended > of.turns.len() {
             return self.agreed(of).map(Some);
         }
-        let Measurement { communicator, room, long, .. } = *of;
-        let gather = |bytes: usize| {
-            let own = room.at((bytes * communicator.rank as usize) as u64);
-            Operation::all_gather(own, room, bytes, DataType::U8)
-        };
-        let (operation, algorithm) = match series(of.ended) {
-            Some(series) => (gather(if series == 2 { long } else { SHORT }), SERIES[series]),
-            None if of.ended == 0 => (Operation::barrier(), Algorithm::Direct),
-            None => {
-                let numbers = of.numbers();
+        let Measurement { communicator, beside, room, long, .. } = *of;
+        let turn = of.turns.get(of.ended).map(|series| series.map(|series| of.series[series].0));
+        let (operations, algorithm) = match (turn, beside) {
+            (Some(Some(Series { way: Way::Gather(algorithm), is_long })), _) => {
+                let bytes = if is_long { long } else { SHORT };
+                let own = room.at((bytes * communicator.rank as usize) as u64);
+                (vec![Operation::all_gather(own, room, bytes, DataType::U8)], algorithm)
+            }
+            (Some(Some(Series { way: Way::Hosts, is_long })), Some([before, behind])) => {
+                let bytes = if is_long { BLOCKS / 2 * long } else { SHORT };
+                let send = Operation::send(room, bytes, DataType::U8, behind);
+                let receive = Operation::receive(room.at(bytes as u64), bytes, DataType::U8, before);
+                (vec![send, receive], Algorithm::Direct)
+            }
+            (Some(_), _) => (vec![Operation::barrier()], Algorithm::Direct),
+            (None, _) => {
+                let numbers = of.seconds().to_numbers();
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
                 self.write(room, 0, &bytes)?;
-                let worst =
-                    Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
-                (worst, Algorithm::Direct)
+                let worst = Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
+                (vec![worst], Algorithm::Direct)
             }
         };
-        let request = self.start_by(communicator, std::slice::from_ref(&operation), Some(algorithm), true)?;
+        let request = self.start_by(communicator, &operations, Some(algorithm), true)?;
         of.request = Some((request, now));
         Ok(None)
     }
 
     /// The numbers of the slowest rank are those of all.
     fn agreed(&mut self, of: &Measurement) -> Result<Model, Error> {
-        let mut bytes = [0; 32];
+        let mut bytes = [0; 8 * Seconds::COUNT];
         self.read(of.room, 0, &mut bytes)?;
         self.deregister(of.room)?;
-        let mut worst = of.numbers();
+        let mut worst = of.seconds().to_numbers();
         for (number, bytes) in worst.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *number = f64::from_ne_bytes(*bytes);
         }
-        let model = Model::from_numbers(worst);
+        let model = Model::from_seconds(Seconds::from_numbers(worst));
         if let Some(group) = self.groups.get_mut(of.communicator.handle) {
             group.set_model(model);
         }
@@ -170,23 +225,36 @@ impl Collectives {
 }
 
 impl Measurement {
-    /// Latency, overhead, and seconds for a byte that travels and for one that is reduced.
-    fn numbers(&self) -> [f64; 4] {
+    /// What the series say of this rank.
+    fn seconds(&self) -> Seconds {
+        let times = |way: Way| {
+            let [short, long] = [false, true].map(|is_long| {
+                let of = Series { way, is_long };
+                self.series.iter().find(|(series, _)| *series == of).map_or(0.0, |(_, time)| *time)
+            });
+            // What is beyond the short one is due to bytes.
+            (short, (long - short).max(1e-9))
+        };
         let others = others(self.communicator) as f64;
-        let [along, at_once, long] = self.shortest;
-        let latency = along / others;
+        let (long, ranks) = (self.long as f64, others + 1.0);
+        let (along, bytes_along) = times(Way::Gather(Algorithm::Ring));
+        let (latency, byte) = (along / others, bytes_along / others / long);
+        let (at_once, bytes_at_once) = times(Way::Gather(Algorithm::Direct));
         let overhead = (at_once - latency).max(latency / 16.0) / others;
-        let byte = (long / others - latency).max(1e-9) / self.long as f64;
-        [latency, overhead, byte, self.reduced]
+        let (halved, bytes_halved) = times(Way::Gather(Algorithm::Halving));
+        let halving = [halved / ranks.log2().ceil().max(1.0), bytes_halved / others / long];
+        let hosts = match self.beside {
+            None => [latency, byte],
+            Some(_) => {
+                let (short, bytes) = times(Way::Hosts);
+                [short, bytes / (BLOCKS / 2) as f64 / long]
+            }
+        };
+        let exchanged = bytes_at_once / others / long;
+        Seconds { latency, overhead, byte, exchanged, halving, hosts, reduced: self.reduced }
     }
 }
 
 fn others(communicator: Communicator) -> usize {
     communicator.size.saturating_sub(1).max(1) as usize
-}
-
-/// The series that an operation is of.
-fn series(operation: usize) -> Option<usize> {
-    let series = operation.checked_sub(1)? / ROUNDS;
-    (series < SERIES.len()).then_some(series)
 }

@@ -32,7 +32,12 @@ pub(super) fn run(
     let carry = |number: usize, progress: &mut dyn FnMut(f64) -> bool| {
         let description = &bases[number].description;
         let compiled = description.compile().map_err(|wrong| args.of_option(&wrong))?;
-        sweep(&compiled.plan, section, description.links.rate, progress)
+        let mut sweep = || sweep(&compiled.plan, section, description.links.rate, progress);
+        // Each rank tells with each algorithm what it has met: nothing that anybody asked for.
+        match tracing::enabled!(target: "ferroce_collectives", tracing::Level::DEBUG) {
+            true => sweep(),
+            false => tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), sweep),
+        }
     };
     let sweeps = campaign::carry_out(bases.len(), args.threads(), interrupt, &carry)?;
     let cases: Vec<Case> = bases
@@ -68,7 +73,11 @@ fn check(args: &Args) -> Result<(), Failure> {
     let is_given = [
         (args.seeds > 1, "--seeds", "one seed: a setting has one row for each size"),
         (args.series, "--series", "left out: an allreduce has no rates over time"),
-        (!args.pcap.is_empty(), "--pcap", "left out: each algorithm of an allreduce is a simulation of its own"),
+        (
+            !args.pcap.is_empty(),
+            "--pcap",
+            "left out: each algorithm of an allreduce is a simulation of its own",
+        ),
         (args.settings.sample.is_some(), "--sample", "left out: an allreduce has no rates over time"),
     ];
     match is_given.into_iter().find(|(is_given, ..)| *is_given) {

@@ -36,7 +36,8 @@ impl Description {
         description.check_links()?;
         self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
-        let Description { seed, time, topology, links, switches, control, traffic, failure, .. } = &description;
+        let Description { seed, time, topology, links, switches, control, traffic, failure, .. } =
+            &description;
         let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
         let mut failures = Vec::new();
@@ -116,7 +117,9 @@ impl Description {
         match (allreduce, traffic.is_empty()) {
             (Some(allreduce), true) => allreduce.check(topology, control, time),
             (None, false) => Ok(()),
-            (Some(_), false) => Err(Wrong::new("traffic", "beside [allreduce]", "left out: it has the fabric alone")),
+            (Some(_), false) => {
+                Err(Wrong::new("traffic", "beside [allreduce]", "left out: it has the fabric alone"))
+            }
             (None, true) => Err(Wrong::new("traffic", "none", "at least one [[traffic]], or an [allreduce]")),
         }
     }

@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 
 use ferroce::{
-    Access, AddressVector, Config, Context, Counter, Cq, Data,
-    Memory, Mr, Nanos, PacketDriver, Psn, Qp, QpConfig, Qpn, RKey, ReadyToReceive, ReadyToSend,
-    ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
-    WcStatus, WorkCompletion,
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Memory, Mr, Nanos, PacketDriver, Psn, Qp,
+    QpConfig, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use super::outcome::HostCounters;

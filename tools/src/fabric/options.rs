@@ -21,7 +21,7 @@ pub(crate) struct SceneOptions {
     #[arg(long, value_name = "N", visible_aliases = ["senders", "ranks"], value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
     /// Length of a message, as 64KB or 1MiB; of alltoall what goes to each, of allreduce what is reduced: one size, several
-    /// (1KiB,1MiB), or each power of four from one to another (1KiB..256MiB); 1KiB..16MiB by default.
+    /// (1KiB,1MiB), or each power of four from one to another (1KiB..256MiB); 1KiB..4MiB by default.
     #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<ByteList>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
@@ -35,6 +35,9 @@ pub(crate) struct SceneOptions {
     /// and 1 that divide ranks and hosts of a leaf, and leave two hosts.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) ranks_per_host: Option<usize>,
+    /// Of allreduce: what the library cuts long operations into, as 64KiB; as it does by default. Less of it takes less memory here.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<Bytes>,
     /// Of websearch: what a host sends on average, as a part of its link's rate, 0.5 or 50%; 0.3 by default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,

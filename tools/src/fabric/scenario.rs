@@ -182,7 +182,9 @@ impl Scenario {
         }
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
-                "algorithm" | "ranks-per-host" if self != Scenario::Allreduce => "left out: only allreduce has it",
+                "algorithm" | "ranks-per-host" | "chunk" if self != Scenario::Allreduce => {
+                    "left out: only allreduce has it"
+                }
                 "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
                 "bytes" | "count" if is_endless => "left out: the flows of this scenario have no end",
                 "bytes" if is_random => "left out: websearch has sizes by chance",
@@ -202,15 +204,15 @@ fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> Allreduc
         Shape::LeafSpine { hosts_per_leaf, .. } => *hosts_per_leaf,
         _ => ranks,
     };
-    let fits = |each: &usize| {
-        ranks.is_multiple_of(*each) && of_leaf.is_multiple_of(*each) && ranks / *each > 1
-    };
+    let fits =
+        |each: &usize| ranks.is_multiple_of(*each) && of_leaf.is_multiple_of(*each) && ranks / *each > 1;
     AllreduceSection {
         ranks: (ranks != topology.hosts()).then_some(ranks),
         ranks_per_host: options.ranks_per_host.unwrap_or([8, 4, 2].into_iter().find(fits).unwrap_or(1)),
         algorithm: options.algorithm.clone().unwrap_or(default.algorithm),
         bytes: options.bytes.clone().unwrap_or(default.bytes),
         count: options.count.unwrap_or(default.count),
+        chunk: options.chunk,
     }
 }
 

@@ -15,8 +15,8 @@ use plotters::style::{BLACK, Color, ShapeStyle, WHITE};
 use super::report::Case;
 use super::section::over_the_fabric;
 use super::sweep::{Cell, Simulated};
-use crate::failure::{Failure, OrFail};
 use crate::fabric::plot::COLORS;
+use crate::failure::{Failure, OrFail};
 use crate::quantity::Bytes;
 
 const WIDTH: u32 = 1000;
@@ -51,7 +51,10 @@ fn draw(title: &str, cases: &[Case]) -> Result<String, Box<dyn Error>> {
                 .margin_right(24)
                 .x_label_area_size(26)
                 .y_label_area_size(60)
-                .build_cartesian_2d((first..last).log_scale().base(4.0), (least / 2.0..2.0 * most).log_scale())?;
+                .build_cartesian_2d(
+                    (first..last).log_scale().base(4.0),
+                    (least / 2.0..2.0 * most).log_scale(),
+                )?;
             chart
                 .configure_mesh()
                 .light_line_style(WHITE)
@@ -61,7 +64,8 @@ fn draw(title: &str, cases: &[Case]) -> Result<String, Box<dyn Error>> {
                 .draw()?;
             for (column, algorithm) in over_the_fabric().enumerate() {
                 let points = |of: fn(&Cell) -> Option<f64>| {
-                    let point = |size: &super::sweep::Size| Some((size.bytes as f64, of(&size.cells[column])?));
+                    let point =
+                        |size: &super::sweep::Size| Some((size.bytes as f64, of(&size.cells[column])?));
                     sizes.iter().filter_map(point).collect::<Vec<_>>()
                 };
                 let lines = points(simulated);

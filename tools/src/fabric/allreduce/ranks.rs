@@ -5,15 +5,15 @@ use std::time::Duration;
 use ferroce::{Context, Memory, Nanos};
 use ferroce_collectives::{
     Buffer, Card, Collectives, Communicator, DataType, Error, Explanation, Measurement, Model, Operation,
-    Options, Reduction, Request, SharedMemory,
+    Options, Reduction, Request,
 };
 use ferroce_driver::sim::fabric::{Fabric, HostId};
 
 use super::section::AllreduceSection;
-use crate::failure::{Failure, OrFail};
 use crate::fabric::plan::{BEGIN, Plan};
 use crate::fabric::report::legible_time;
 use crate::fabric::wakes::Wakes;
+use crate::failure::{Failure, OrFail};
 
 /// Buffers of all ranks together, up to which each rank has one of its own.
 const OWN_BYTES: u64 = 1 << 30;
@@ -31,12 +31,16 @@ pub(super) struct Ranks {
     /// How long an operation may take.
     limit: Duration,
     turns: u32,
+    /// The length of the buffers that each rank has for itself, so far.
     own_bytes: u64,
+    /// The longest that they may have.
+    most_own_bytes: u64,
 }
 
 struct Rank {
     collectives: Collectives,
     all: Communicator,
+    /// For what is checked.
     own: Buffer,
     /// Bytes that all ranks have in common, for what is longer.
     common: Option<Buffer>,
@@ -60,7 +64,6 @@ impl Ranks {
         let options = |rank: usize| {
             options
                 .host((rank / section.ranks_per_host) as u128)
-                .shared_memory(SharedMemory::Off)
                 .path_mtu(transport.path_mtu)
                 .traffic_class(transport.dscp << 2)
                 .ack_timeout(Duration::from_nanos(4096 << transport.timeout))
@@ -74,13 +77,13 @@ impl Ranks {
             opened.push(collectives);
         }
         let sizes = section.bytes.sizes();
-        let own_bytes = own_bytes(&sizes, size);
-        let longest = sizes.last().copied().filter(|longest| *longest > own_bytes);
+        let most_own_bytes = own_bytes(&sizes, size);
+        let longest = sizes.last().copied().filter(|longest| *longest > most_own_bytes);
         let common = longest.map(|longest| Memory::shared(longest as usize)).transpose();
         let common = common.or_fail(|| "memory of the ranks".into())?;
         let join = |(rank, mut collectives): (usize, Collectives)| -> Result<Rank, Failure> {
             let all = collectives.join_with(rank as u32, &cards, &options(rank))?;
-            let own = collectives.allocate_private(own_bytes as usize)?;
+            let own = collectives.allocate_private(ELEMENT as usize)?;
             let share = |memory: &Memory| Ok::<_, Failure>(collectives.register(memory.share()?)?);
             let common = common.as_ref().map(share).transpose()?;
             Ok(Rank { collectives, all, own, common })
@@ -88,7 +91,16 @@ impl Ranks {
         let each: Vec<Rank> = opened.into_iter().enumerate().map(join).collect::<Result<_, _>>()?;
         let wakes = Wakes::new(built.hosts.len(), transport.poll_interval);
         let limit = plan.duration;
-        Ok(Ranks { fabric: built.fabric, each, wakes, now: BEGIN, limit, turns: 0, own_bytes })
+        Ok(Ranks {
+            fabric: built.fabric,
+            each,
+            wakes,
+            now: BEGIN,
+            limit,
+            turns: 0,
+            own_bytes: ELEMENT,
+            most_own_bytes,
+        })
     }
 
     /// What messages cost, as the ranks measure it; `None` if it is not to go on.
@@ -114,9 +126,14 @@ impl Ranks {
 
     /// How long an all-reduce of so many bytes takes, from its start at all ranks to its end at the last one; `None` if it is not
     /// to go on. Every element is checked, if ranks have memory of their own.
-    pub(super) fn all_reduce(&mut self, bytes: u64, told: &mut Told<'_>) -> Result<Option<Duration>, Failure> {
-        let is_own = bytes <= self.own_bytes;
+    pub(super) fn all_reduce(
+        &mut self,
+        bytes: u64,
+        told: &mut Told<'_>,
+    ) -> Result<Option<Duration>, Failure> {
+        let is_own = bytes <= self.most_own_bytes;
         if is_own {
+            self.make_room(bytes)?;
             self.fill(bytes)?;
         }
         let mut requests: Vec<Request> = Vec::new();
@@ -141,7 +158,7 @@ impl Ranks {
 
     fn operation(&self, number: usize, bytes: u64) -> Operation {
         let rank = &self.each[number];
-        let buffer = if bytes <= self.own_bytes { rank.own } else { rank.common.unwrap_or(rank.own) };
+        let buffer = if bytes <= self.most_own_bytes { rank.own } else { rank.common.unwrap_or(rank.own) };
         let count = (bytes / ELEMENT) as usize;
         Operation::all_reduce(buffer, buffer, count, DataType::U64, Reduction::Sum)
     }
@@ -188,6 +205,17 @@ impl Ranks {
             }
         }
         Ok(Some(now.since(start)))
+    }
+
+    /// Longer buffers, where those of before are too short. These stay: a peer's ACK may be on its way.
+    fn make_room(&mut self, bytes: u64) -> Result<(), Failure> {
+        if bytes > self.own_bytes {
+            for rank in &mut self.each {
+                rank.own = rank.collectives.allocate_private(bytes as usize)?;
+            }
+            self.own_bytes = bytes;
+        }
+        Ok(())
     }
 
     /// Gives each element of each rank a value of its own.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use ferroce_collectives::Pace;
 use serde_json::{Value, json};
 
 use super::section::{AllreduceSection, over_the_fabric};
@@ -25,7 +26,8 @@ pub(super) fn text(section: &AllreduceSection, hosts: usize, cases: &[Case]) -> 
     let ranks = section.size(hosts);
     let each = section.ranks_per_host;
     let mut text = format!("allreduce {ranks} ranks, {each} on a host, u64, in place; ");
-    let rounds = if section.count == 1 { String::new() } else { format!("mean of {} rounds, ", section.count) };
+    let rounds =
+        if section.count == 1 { String::new() } else { format!("mean of {} rounds, ", section.count) };
     let _ = writeln!(text, "{rounds}µs simulated / µs by the cost model");
     for case in cases {
         text.push('\n');
@@ -49,33 +51,60 @@ impl Case {
             .filter(|at| sizes.iter().any(|size| size.cells[*at].simulated != Simulated::No))
             .collect();
         let mut rows = vec![vec!["size".to_owned()]];
-        rows[0].extend(over_the_fabric().enumerate().filter(|(at, _)| columns.contains(at)).map(|(_, of)| of.to_string()));
+        rows[0].extend(
+            over_the_fabric()
+                .enumerate()
+                .filter(|(at, _)| columns.contains(at))
+                .map(|(_, of)| of.to_string()),
+        );
         rows[0].extend(["the library's choice".to_owned(), "above the best".to_owned()]);
         for size in sizes {
             let mut row = vec![Bytes(size.bytes).to_string()];
             row.extend(columns.iter().map(|at| size.cells[*at].text()));
             row.push(size.chosen.to_string());
             row.push(match (size.excess(), size.best()) {
-                (Some(excess), Some((best, _))) if best != size.chosen => format!("{:.1} % ({best})", 100.0 * excess),
+                (Some(excess), Some((best, _))) if best != size.chosen => {
+                    format!("{:.1} % ({best})", 100.0 * excess)
+                }
                 (Some(_), _) => "it is the best".to_owned(),
                 (None, _) => "-".to_owned(),
             });
             rows.push(row);
         }
         write_columns(text, &rows);
-        if sizes.iter().flat_map(|size| &size.cells).any(|cell| matches!(cell.simulated, Simulated::Above(_))) {
+        if sizes.iter().flat_map(|size| &size.cells).any(|cell| matches!(cell.simulated, Simulated::Above(_)))
+        {
             text.push_str("> not simulated: what comes over the link of a rank takes longer than another algorithm did\n");
+        }
+        let needed = sizes.iter().flat_map(|size| &size.cells).filter_map(|cell| match cell.simulated {
+            Simulated::TooMuch(bytes) => Some(bytes),
+            _ => None,
+        });
+        if let Some(needed) = needed.max() {
+            let _ = writeln!(
+                text,
+                "* not simulated: the ranks would need {} MB for messages of others; a lower --chunk takes less",
+                needed / 1_000_000
+            );
         }
         let not_checked = sizes.iter().map(|size| size.bytes).filter(|bytes| bytes > checked).min();
         match not_checked {
             None => text.push_str("elements  checked, each one at all ranks\n"),
             Some(least) => {
-                let _ = writeln!(text, "elements  checked below {0}; not checked from {0} on: all ranks work on one buffer there", Bytes(least));
+                let _ = writeln!(
+                    text,
+                    "elements  checked below {0}; not checked from {0} on: all ranks work on one buffer there",
+                    Bytes(least)
+                );
             }
         }
         let _ = writeln!(text, "choice    {}", self.verdict());
         let Sweep { events, trace_hash, wall, .. } = &self.sweep;
-        let _ = writeln!(text, "took      {} s, {events} events, trace hash {trace_hash:016x}", number(wall.as_secs_f64()));
+        let _ = writeln!(
+            text,
+            "took      {} s, {events} events, trace hash {trace_hash:016x}",
+            number(wall.as_secs_f64())
+        );
     }
 
     fn verdict(&self) -> String {
@@ -83,14 +112,18 @@ impl Case {
         let Some(worst) = sizes().map(|(_, excess)| excess).reduce(f64::max) else {
             return "unknown: the algorithm that the library chooses was not simulated".to_owned();
         };
-        let compared = self.sweep.sizes.iter().all(|size| {
-            size.cells.iter().filter(|cell| cell.simulated != Simulated::No).count() > 1
-        });
+        let compared = self
+            .sweep
+            .sizes
+            .iter()
+            .all(|size| size.cells.iter().filter(|cell| cell.simulated != Simulated::No).count() > 1);
         if !compared {
             return "was not compared with others at each size".to_owned();
         }
-        let far: Vec<String> =
-            sizes().filter(|(_, excess)| *excess > NEAR).map(|(size, _)| Bytes(size.bytes).to_string()).collect();
+        let far: Vec<String> = sizes()
+            .filter(|(_, excess)| *excess > NEAR)
+            .map(|(size, _)| Bytes(size.bytes).to_string())
+            .collect();
         let mut text = format!("within {:.1} % of the best", 100.0 * worst);
         if !far.is_empty() {
             let _ = write!(text, "; more than {:.0} % above it at {}", 100.0 * NEAR, far.join(", "));
@@ -104,6 +137,7 @@ impl Cell {
         let simulated = match self.simulated {
             Simulated::Time(time) => micros(time),
             Simulated::Above(time) => format!("> {}", micros(time)),
+            Simulated::TooMuch(_) => "*".to_owned(),
             Simulated::No => return "-".to_owned(),
         };
         match self.model {
@@ -119,7 +153,9 @@ fn micros(time: Duration) -> String {
 
 /// The first column to the left, the others to the right.
 fn write_columns(text: &mut String, rows: &[Vec<String>]) {
-    let width = |at: usize| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let width = |at: usize| {
+        rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
     for row in rows {
         for (at, cell) in row.iter().enumerate() {
             let width = width(at);
@@ -138,17 +174,19 @@ pub(super) fn json(
     cases: &[Case],
 ) -> Value {
     let cell = |cell: &Cell| {
-        let (time, least) = match cell.simulated {
-            Simulated::Time(time) => (Some(time), None),
-            Simulated::Above(least) => (None, Some(least)),
-            Simulated::No => (None, None),
+        let (time, least, needed) = match cell.simulated {
+            Simulated::Time(time) => (Some(time), None, None),
+            Simulated::Above(least) => (None, Some(least), None),
+            Simulated::TooMuch(bytes) => (None, None, Some(bytes)),
+            Simulated::No => (None, None, None),
         };
         let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
         json!({
-            "algorithm": cell.algorithm.to_string(), "time_us": time.map(micros), "at_least_us": least.map(micros),
+            "algorithm": cell.algorithm.to_string(), "time_us": time.map(micros), "at_least_us": least.map(micros), "needed_bytes": needed,
             "model_us": cell.model.ok().map(micros), "problem": cell.model.err(),
         })
     };
+    let pace = |pace: Pace| json!({ "latency_us": pace.latency.as_nanos() as f64 / 1e3, "bytes_per_second": pace.bytes_per_second });
     let case = |case: &Case| {
         let Sweep { model, sizes, checked, events, trace_hash, wall } = &case.sweep;
         let size = |size: &Size| {
@@ -163,7 +201,8 @@ pub(super) fn json(
             "wall_ms": wall.as_secs_f64() * 1e3,
             "model": model.map(|model| json!({
                 "latency_us": model.latency.as_nanos() as f64 / 1e3, "overhead_us": model.overhead.as_nanos() as f64 / 1e3,
-                "bytes_per_second": model.bytes_per_second,
+                "bytes_per_second": model.bytes_per_second, "exchanged_per_second": model.exchanged_per_second,
+                "halving": pace(model.halving), "hosts": pace(model.hosts),
             })),
             "sizes": sizes.iter().map(size).collect::<Vec<_>>(),
         })

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ferroce_collectives::{Algorithm, Kind};
+use ferroce_collectives::{Algorithm, Kind, Options, SharedMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::description::{ControlSection, Repeat, Shape, TimeSection};
@@ -24,6 +24,9 @@ pub(crate) struct AllreduceSection {
     pub(crate) bytes: ByteList,
     /// Rounds that are measured of each.
     pub(crate) count: usize,
+    /// What the library cuts long operations into; as it does by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) chunk: Option<Bytes>,
 }
 
 impl Default for AllreduceSection {
@@ -32,8 +35,9 @@ impl Default for AllreduceSection {
             ranks: None,
             ranks_per_host: 1,
             algorithm: Algorithms::All,
-            bytes: ByteList(vec![[Bytes(1 << 10), Bytes(16 << 20)]]),
+            bytes: ByteList(vec![[Bytes(1 << 10), Bytes(4 << 20)]]),
             count: 1,
+            chunk: None,
         }
     }
 }
@@ -49,6 +53,13 @@ impl AllreduceSection {
     /// How many ranks there are in a topology with so many hosts.
     pub(crate) fn size(&self, hosts: usize) -> usize {
         self.ranks.unwrap_or(hosts)
+    }
+
+    /// How the library works.
+    pub(super) fn options(&self) -> Options {
+        let options = Options::default();
+        let chunk = self.chunk.map(|chunk| u32::try_from(chunk.0).unwrap_or(u32::MAX));
+        options.chunk_bytes(chunk.unwrap_or(options.chunk_bytes)).shared_memory(SharedMemory::Off)
     }
 
     pub(crate) fn check(
@@ -74,7 +85,8 @@ impl AllreduceSection {
         if let Shape::LeafSpine { hosts_per_leaf, .. } = topology
             && !hosts_per_leaf.is_multiple_of(each)
         {
-            let right = format!("a number that divides {hosts_per_leaf}, the hosts of a leaf: a host is under one");
+            let right =
+                format!("a number that divides {hosts_per_leaf}, the hosts of a leaf: a host is under one");
             return wrong("ranks-per-host", &each, right);
         }
         if self.algorithm.is_named(Algorithm::Hierarchical) && (each == 1 || each == size) {
@@ -91,6 +103,11 @@ impl AllreduceSection {
         }
         if !(1..=1000).contains(&self.count) {
             return wrong("count", &self.count, "1 to 1000".into());
+        }
+        if let Some(chunk) = self.chunk
+            && (!chunk.0.is_multiple_of(8) || !(1 << 10..=16 << 20).contains(&chunk.0))
+        {
+            return wrong("chunk", &chunk, "a multiple of 8 bytes, 1KiB to 16MiB".into());
         }
         if control.repeat != Repeat::GoBackN {
             let right = "go-back-n: queue pairs of the collectives have no other";

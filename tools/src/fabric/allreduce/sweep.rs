@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use ferroce_collectives::{Algorithm, Explanation, Model, Options};
 
 use super::ranks::{Ranks, own_bytes};
-use super::section::{AllreduceSection, Algorithms, over_the_fabric};
-use crate::failure::Failure;
+use super::section::{Algorithms, AllreduceSection, over_the_fabric};
 use crate::fabric::plan::Plan;
+use crate::failure::Failure;
 use crate::quantity::Rate;
 
 /// What came of it.
@@ -45,6 +45,8 @@ pub(super) enum Simulated {
     Time(Duration),
     /// It takes longer than another one did: so long at least, by what comes over the link of a rank.
     Above(Duration),
+    /// The staging memory of all ranks would be so many bytes.
+    TooMuch(u64),
     /// It was not asked for, can't be had, or the run was interrupted.
     No,
 }
@@ -65,7 +67,7 @@ impl Size {
         let chosen = self.cells.iter().find(|cell| cell.algorithm == self.chosen)?;
         let time = match chosen.simulated {
             Simulated::Time(time) | Simulated::Above(time) => time,
-            Simulated::No => return None,
+            Simulated::TooMuch(_) | Simulated::No => return None,
         };
         Some(time.as_secs_f64() / best.as_secs_f64() - 1.0)
     }
@@ -73,6 +75,9 @@ impl Size {
 
 /// The first round of a size is not measured, and of long ones not whole: connections and memory are there after it.
 const FIRST_ROUND: u64 = 1 << 20;
+
+/// Staging memory of all ranks at most.
+const MOST_STAGING: u64 = 3 << 30;
 
 /// Simulates all of it. `progress` is told which part is done, and ends it by returning `false`: what is known then is returned.
 pub(super) fn sweep(
@@ -106,7 +111,7 @@ impl Sweep {
         links: &Links,
         progress: &mut dyn FnMut(f64) -> bool,
     ) -> Result<(), Failure> {
-        let mut met = Ranks::meet(plan, section, &Options::default())?;
+        let mut met = Ranks::meet(plan, section, &section.options())?;
         let Some(model) = met.measure(&mut || progress(0.0))? else { return Ok(()) };
         self.model = Some(model);
         for bytes in bytes {
@@ -137,7 +142,7 @@ impl Sweep {
         let all: f64 = pairs.map(|(size, algorithm)| work(size, algorithm)).sum();
         let mut done = 0.0;
         for (column, algorithm) in columns {
-            let options = Options::default().model(model).algorithm(algorithm);
+            let options = section.options().model(model).algorithm(algorithm);
             let mut met: Option<Ranks> = None;
             for size in &mut self.sizes {
                 let work = work(size, algorithm);
@@ -147,8 +152,10 @@ impl Sweep {
                     }
                 } else if wanted(size, algorithm) {
                     let least = links.least(algorithm, size.bytes);
+                    let staging = staging(algorithm, size.bytes, links.ranks, &options);
                     size.cells[column].simulated = match size.best() {
                         Some((_, best)) if best < least => Simulated::Above(least),
+                        _ if staging > MOST_STAGING => Simulated::TooMuch(staging),
                         _ => {
                             let ranks = match &mut met {
                                 Some(ranks) => ranks,
@@ -199,6 +206,19 @@ fn mean(
         }
     }
     Ok(Some(sum / rounds as u32))
+}
+
+/// What all ranks have together, at least, for messages that they reduce from all others: four chunks for each of these (see
+/// [`Options::chunk_bytes`]).
+fn staging(algorithm: Algorithm, bytes: u64, ranks: usize, options: &Options) -> u64 {
+    let ranks = ranks as u64;
+    let message = match algorithm {
+        Algorithm::Direct => bytes,
+        Algorithm::TwoStep => bytes / ranks,
+        _ => 0,
+    };
+    let is_staged = message > options.eager_bytes.into();
+    if is_staged { ranks * (ranks - 1) * 4 * u64::from(options.chunk_bytes) } else { 0 }
 }
 
 /// What has to come over the link of each rank.
