@@ -450,6 +450,40 @@ mod tests {
         assert_eq!(choice(Kind::AllToAll, 1 << 20, 8), Algorithm::Direct);
     }
 
+    /// 64 ranks on eight leaves with half as many uplinks as hosts, as the fabric of `ferroce fabric allreduce` measures it.
+    #[test]
+    fn who_meets_on_links_between_switches_has_a_pace_of_its_own() {
+        let pace = |nanos, bytes_per_second| Pace { latency: Duration::from_nanos(nanos), bytes_per_second };
+        let flat = Model::default().latency(Duration::from_nanos(2290)).bytes_per_second(10.4e9);
+        let flat = flat.overhead(Duration::from_nanos(90)).reduced_per_second(1e13);
+        let shared = flat.exchanged_per_second(4.8e9).halving(pace(2950, 3.3e9)).hosts(pace(4300, 2.5e9));
+        let choice =
+            |model: &Model, bytes| choose(model, &demand(Kind::AllReduce, bytes, 64), &hosts(64, 8), None).0;
+        for (bytes, best) in [
+            (1 << 10, Algorithm::TwoStep),
+            (256 << 10, Algorithm::TwoStep),
+            (1 << 20, Algorithm::Hierarchical),
+            (4 << 20, Algorithm::Ring),
+            (256 << 20, Algorithm::Ring),
+        ] {
+            assert_eq!(choice(&shared, bytes), best, "{bytes} bytes");
+        }
+        assert_eq!(choice(&flat, 4 << 20), Algorithm::TwoStep);
+    }
+
+    /// Each rank of a tree but the root sends to two, so that a chunk takes its time twice at each level.
+    #[test]
+    fn a_chunk_goes_to_two_children_at_each_level() {
+        let model =
+            Model::default().latency(Duration::ZERO).overhead(Duration::ZERO).reduced_per_second(1e13);
+        let chunk = 1 << 18;
+        let cost = |bytes: usize| {
+            cost(&model, &demand(Kind::AllReduce, bytes, 64), Algorithm::Tree, &hosts(64, 1)) * 3e9
+        };
+        assert!((cost(chunk) / chunk as f64 - 2.0 * 11.0).abs() < 0.1, "{}", cost(chunk));
+        assert!(((cost(2 * chunk) - cost(chunk)) / chunk as f64 - 2.0).abs() < 0.1);
+    }
+
     #[test]
     fn what_can_not_be_is_said() {
         let model = Model::default();

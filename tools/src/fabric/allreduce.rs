@@ -8,7 +8,7 @@ mod sweep;
 
 use std::process::ExitCode;
 
-pub(super) use section::{Algorithms, AllreduceSection, ByteList};
+pub(super) use section::{Algorithms, AllreduceSection, ByteList, MOST_RANKS};
 
 use super::report::heading;
 use super::{Args, Base, campaign, effect};
@@ -39,7 +39,10 @@ pub(super) fn run(
             false => tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), sweep),
         }
     };
-    let sweeps = campaign::carry_out(bases.len(), args.threads(), interrupt, &carry)?;
+    let ranks = section.size(bases[0].description.topology.hosts());
+    let at_a_time = section::MOST_CHANNELS / section.channel_bytes(ranks);
+    let threads = args.threads().min(at_a_time as usize);
+    let sweeps = campaign::carry_out(bases.len(), threads, interrupt, &carry)?;
     let cases: Vec<Case> = bases
         .iter()
         .zip(sweeps)
@@ -58,7 +61,7 @@ pub(super) fn run(
         for note in notes.iter().map(String::as_str).chain(interrupted) {
             output::write(format_args!("note      {note}\n"))?;
         }
-        output::write(format_args!("{}", report::text(section, first.description.topology.hosts(), &cases)))?;
+        output::write(format_args!("{}", report::text(section, ranks, &cases)))?;
         say!("{}\n\nrepeat it by: {command}", super::report::memory())?;
     }
     if let Some(path) = &args.svg {

@@ -38,6 +38,10 @@ pub(crate) struct SceneOptions {
     /// Of allreduce: what the library cuts long operations into, as 64KiB; as it does by default. Less of it takes less memory here.
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<Bytes>,
+    /// Of allreduce: up to so many bytes the library copies elements and sends them at once, 64 to 64KiB, the default. Each pair of
+    /// ranks has memory for that; many ranks need less of it.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) eager: Option<Bytes>,
     /// Of websearch: what a host sends on average, as a part of its link's rate, 0.5 or 50%; 0.3 by default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::allreduce::AllreduceSection;
+use super::allreduce::{AllreduceSection, MOST_RANKS};
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
 use super::options::{self, SceneOptions, ShapeName};
 use super::sizes::Sizes;
@@ -48,8 +48,9 @@ impl Scenario {
             Scenario::Allreduce => 64,
             _ => 16,
         });
-        if !(1..=2048).contains(&n) {
-            return Err(Wrong::new("hosts", n, "1 to 2048"));
+        let (least, most) = if self == Scenario::Allreduce { (2, MOST_RANKS) } else { (1, 2048) };
+        if !(least..=most).contains(&n) {
+            return Err(Wrong::new("hosts", n, format!("{least} to {most}")));
         }
         self.check(options)?;
         let ms = |ms: u64| Time(Duration::from_millis(ms));
@@ -182,7 +183,7 @@ impl Scenario {
         }
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
-                "algorithm" | "ranks-per-host" | "chunk" if self != Scenario::Allreduce => {
+                "algorithm" | "ranks-per-host" | "chunk" | "eager" if self != Scenario::Allreduce => {
                     "left out: only allreduce has it"
                 }
                 "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
@@ -213,6 +214,7 @@ fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> Allreduc
         bytes: options.bytes.clone().unwrap_or(default.bytes),
         count: options.count.unwrap_or(default.count),
         chunk: options.chunk,
+        eager: options.eager,
     }
 }
 

@@ -22,8 +22,7 @@ pub(super) struct Case {
 }
 
 /// A table for each setting.
-pub(super) fn text(section: &AllreduceSection, hosts: usize, cases: &[Case]) -> String {
-    let ranks = section.size(hosts);
+pub(super) fn text(section: &AllreduceSection, ranks: usize, cases: &[Case]) -> String {
     let each = section.ranks_per_host;
     let mut text = format!("allreduce {ranks} ranks, {each} on a host, u64, in place; ");
     let rounds =

@@ -27,6 +27,9 @@ pub(crate) struct AllreduceSection {
     /// What the library cuts long operations into; as it does by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) chunk: Option<Bytes>,
+    /// Up to so many bytes the library copies elements and sends them at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) eager: Option<Bytes>,
 }
 
 impl Default for AllreduceSection {
@@ -38,12 +41,15 @@ impl Default for AllreduceSection {
             bytes: ByteList(vec![[Bytes(1 << 10), Bytes(4 << 20)]]),
             count: 1,
             chunk: None,
+            eager: None,
         }
     }
 }
 
-/// Ranks at most: each of them may have a channel to each other one.
-const MOST_RANKS: usize = 512;
+/// Ranks at most.
+pub(crate) const MOST_RANKS: usize = 512;
+/// Bytes of the channels between ranks at most.
+pub(super) const MOST_CHANNELS: u64 = 6 << 30;
 /// Bytes of an operation at most.
 const MOST_BYTES: u64 = 1 << 30;
 /// Sizes at most.
@@ -58,8 +64,20 @@ impl AllreduceSection {
     /// How the library works.
     pub(super) fn options(&self) -> Options {
         let options = Options::default();
-        let chunk = self.chunk.map(|chunk| u32::try_from(chunk.0).unwrap_or(u32::MAX));
-        options.chunk_bytes(chunk.unwrap_or(options.chunk_bytes)).shared_memory(SharedMemory::Off)
+        let or = |bytes: Option<Bytes>, default: u32| {
+            bytes.map_or(default, |bytes| u32::try_from(bytes.0).unwrap_or(u32::MAX))
+        };
+        options
+            .chunk_bytes(or(self.chunk, options.chunk_bytes))
+            .eager_bytes(or(self.eager, options.eager_bytes))
+            .shared_memory(SharedMemory::Off)
+    }
+
+    /// What the channels between all pairs of so many ranks take: rings for four to eight short messages at both ends.
+    pub(super) fn channel_bytes(&self, ranks: usize) -> u64 {
+        let peers = (ranks as u64).saturating_sub(1).max(1);
+        let messages = (256 / peers).clamp(4, 8);
+        2 * ranks as u64 * peers * messages * u64::from(self.options().eager_bytes)
     }
 
     pub(crate) fn check(
@@ -104,10 +122,24 @@ impl AllreduceSection {
         if !(1..=1000).contains(&self.count) {
             return wrong("count", &self.count, "1 to 1000".into());
         }
-        if let Some(chunk) = self.chunk
-            && (!chunk.0.is_multiple_of(8) || !(1 << 10..=16 << 20).contains(&chunk.0))
+        for (key, given, least, most) in
+            [("chunk", self.chunk, 1 << 10, 16 << 20), ("eager", self.eager, 64, 64 << 10)]
         {
-            return wrong("chunk", &chunk, "a multiple of 8 bytes, 1KiB to 16MiB".into());
+            let bytes = given.unwrap_or(Bytes(most));
+            if !bytes.0.is_multiple_of(8) || !(least..=most).contains(&bytes.0) {
+                let right = format!("a multiple of 8 bytes, {} to {}", Bytes(least), Bytes(most));
+                return wrong(key, &bytes, right);
+            }
+        }
+        let channels = self.channel_bytes(size);
+        if channels > MOST_CHANNELS {
+            let eager = Bytes(self.options().eager_bytes.into());
+            let right = format!(
+                "less: the channels between {size} ranks take {} MB, and may take {}",
+                channels / 1_000_000,
+                MOST_CHANNELS / 1_000_000
+            );
+            return wrong("eager", &eager, right);
         }
         if control.repeat != Repeat::GoBackN {
             let right = "go-back-n: queue pairs of the collectives have no other";
