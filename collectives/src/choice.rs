@@ -287,7 +287,7 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
     let burst = |messages: f64| alpha + (messages - 1.0).max(0.0) * more;
     // In a tree a rank has two children: the first chunk takes twice its time at each level but the root's, which has one. Levels
     // are as far apart as those of halving.
-    let first = (2.0 * levels - 1.0) * chunk;
+    let first = (2.0 * levels - 1.0).max(0.0) * chunk;
     let rest = s - chunk;
     let each = hosts.each().unwrap_or(1) as f64;
     let outside = n / each;
@@ -469,6 +469,22 @@ mod tests {
             assert_eq!(choice(&shared, bytes), best, "{bytes} bytes");
         }
         assert_eq!(choice(&flat, 4 << 20), Algorithm::TwoStep);
+    }
+
+    #[test]
+    fn no_operation_of_any_size_has_a_cost_below_nothing() {
+        for ranks in [1, 2, 3, 64] {
+            for bytes in [0, 8, 1 << 30] {
+                let text = explain(
+                    &Model::default(),
+                    &demand(Kind::AllReduce, bytes, ranks),
+                    &hosts(ranks, 1),
+                    None,
+                    String::new(),
+                );
+                assert!(text.costs.iter().filter(|(_, cost)| cost.is_ok()).count() >= 5, "{text}");
+            }
+        }
     }
 
     /// Each rank of a tree but the root sends to two, so that a chunk takes its time twice at each level.

@@ -21,8 +21,19 @@ struct Series {
 enum Way {
     /// An all-gather by an algorithm.
     Gather(Algorithm),
-    /// A message from each rank to that of the same place on the next host.
-    Hosts,
+    /// A message from each rank to that of the same place on the next host, and one back when the other has come: it can't be back
+    /// before both have travelled, whoever begins late.
+    Hosts { before: u32, behind: u32 },
+}
+
+/// An operation of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Barrier,
+    /// Of the series at a place.
+    Forth(usize),
+    /// What belongs to the one before it, and is measured with it.
+    Back(usize),
 }
 
 /// A measurement under way, of [`Collectives::start_measuring`].
@@ -30,8 +41,6 @@ enum Way {
 #[must_use = "a measurement goes on in `Collectives::measured`"]
 pub struct Measurement {
     communicator: Communicator,
-    /// The ranks before and behind this one on other hosts, if there are several hosts that have as many ranks.
-    beside: Option<[u32; 2]>,
     room: Buffer,
     /// Bytes that each rank sends where bandwidth is measured.
     long: usize,
@@ -39,8 +48,8 @@ pub struct Measurement {
     reduced: f64,
     /// What is measured, with the seconds that it took.
     series: Vec<(Series, f64)>,
-    /// The operations, by the place of their series; the others are barriers.
-    turns: Vec<Option<usize>>,
+    /// The operations, but for the last one, in which ranks tell each other what they have measured.
+    turns: Vec<Turn>,
     /// Operations that have ended.
     ended: usize,
     /// The one under way, and when it began.
@@ -111,22 +120,26 @@ impl Collectives {
         // Those that share links come last: congestion control remembers them.
         let [ring, halving, direct] = [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct]
             .map(|algorithm| Some(Way::Gather(algorithm)));
-        let ways = || [ring, beside.map(|_| Way::Hosts), halving, direct].into_iter().flatten();
+        let ways = || {
+            [ring, beside.map(|[before, behind]| Way::Hosts { before, behind }), halving, direct]
+                .into_iter()
+                .flatten()
+        };
         let series =
             [false, true].into_iter().flat_map(|is_long| ways().map(move |way| Series { way, is_long }));
         let series: Vec<(Series, f64)> = series.map(|series| (series, f64::INFINITY)).collect();
-        let mut turns = vec![None];
-        for (at, (Series { is_long, .. }, _)) in series.iter().enumerate() {
+        let mut turns = vec![Turn::Barrier];
+        for (at, (Series { way, is_long }, _)) in series.iter().enumerate() {
             for _ in 0..ROUNDS {
                 // Whoever ends a long one early would wait for the others in the next.
-                turns.extend(is_long.then_some(None));
-                turns.push(Some(at));
+                turns.extend(is_long.then_some(Turn::Barrier));
+                turns.push(Turn::Forth(at));
+                turns.extend(matches!(way, Way::Hosts { .. }).then_some(Turn::Back(at)));
             }
         }
         let room = self.room(long * (others + 1))?;
         Ok(Measurement {
             communicator,
-            beside,
             room,
             long,
             reduced: 0.0,
@@ -147,37 +160,31 @@ impl Collectives {
     }
 
     fn go_on_measuring(&mut self, of: &mut Measurement, now: Nanos) -> Result<Option<Model>, Error> {
+        let mut began = now;
         if let Some((request, since)) = of.request {
             if !self.has_ended(request)? {
                 return Ok(None);
             }
             of.request = None;
-            if let Some(Some(series)) = of.turns.get(of.ended) {
-                let (_, shortest) = &mut of.series[*series];
-                *shortest = shortest.min(now.since(since).as_secs_f64());
+            match (of.turns.get(of.ended), of.turns.get(of.ended + 1)) {
+                (_, Some(Turn::Back(_))) => began = since,
+                (Some(Turn::Forth(series) | Turn::Back(series)), _) => {
+                    let (_, shortest) = &mut of.series[*series];
+                    *shortest = shortest.min(now.since(since).as_secs_f64());
+                }
+                _ => {}
             }
             of.ended += 1;
         }
-        // An exchange of what was measured comes last.
         if of.ended > of.turns.len() {
             return self.agreed(of).map(Some);
         }
-        let Measurement { communicator, beside, room, long, .. } = *of;
-        let turn = of.turns.get(of.ended).map(|series| series.map(|series| of.series[series].0));
-        let (operations, algorithm) = match (turn, beside) {
-            (Some(Some(Series { way: Way::Gather(algorithm), is_long })), _) => {
-                let bytes = if is_long { long } else { SHORT };
-                let own = room.at((bytes * communicator.rank as usize) as u64);
-                (vec![Operation::all_gather(own, room, bytes, DataType::U8)], algorithm)
-            }
-            (Some(Some(Series { way: Way::Hosts, is_long })), Some([before, behind])) => {
-                let bytes = if is_long { BLOCKS / 2 * long } else { SHORT };
-                let send = Operation::send(room, bytes, DataType::U8, behind);
-                let receive = Operation::receive(room.at(bytes as u64), bytes, DataType::U8, before);
-                (vec![send, receive], Algorithm::Direct)
-            }
-            (Some(_), _) => (vec![Operation::barrier()], Algorithm::Direct),
-            (None, _) => {
+        let Measurement { communicator, room, .. } = *of;
+        let (operations, algorithm) = match of.turns.get(of.ended).copied() {
+            Some(Turn::Forth(series)) => of.operations(series, false),
+            Some(Turn::Back(series)) => of.operations(series, true),
+            Some(Turn::Barrier) => (vec![Operation::barrier()], Algorithm::Direct),
+            None => {
                 let numbers = of.seconds().to_numbers();
                 let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
                 self.write(room, 0, &bytes)?;
@@ -186,7 +193,7 @@ impl Collectives {
             }
         };
         let request = self.start_by(communicator, &operations, Some(algorithm), true)?;
-        of.request = Some((request, now));
+        of.request = Some((request, began));
         Ok(None)
     }
 
@@ -225,6 +232,26 @@ impl Collectives {
 }
 
 impl Measurement {
+    /// Those of a series, there or back.
+    fn operations(&self, series: usize, is_back: bool) -> (Vec<Operation>, Algorithm) {
+        let Measurement { communicator, room, long, .. } = *self;
+        let (Series { way, is_long }, _) = self.series[series];
+        match way {
+            Way::Gather(algorithm) => {
+                let bytes = if is_long { long } else { SHORT };
+                let own = room.at((bytes * communicator.rank as usize) as u64);
+                (vec![Operation::all_gather(own, room, bytes, DataType::U8)], algorithm)
+            }
+            Way::Hosts { before, behind } => {
+                let bytes = if is_long { BLOCKS / 2 * long } else { SHORT };
+                let (from, to) = if is_back { (behind, before) } else { (before, behind) };
+                let send = Operation::send(room, bytes, DataType::U8, to);
+                let receive = Operation::receive(room.at(bytes as u64), bytes, DataType::U8, from);
+                (vec![send, receive], Algorithm::Direct)
+            }
+        }
+    }
+
     /// What the series say of this rank.
     fn seconds(&self) -> Seconds {
         let times = |way: Way| {
@@ -243,13 +270,13 @@ impl Measurement {
         let overhead = (at_once - latency).max(latency / 16.0) / others;
         let (halved, bytes_halved) = times(Way::Gather(Algorithm::Halving));
         let halving = [halved / ranks.log2().ceil().max(1.0), bytes_halved / others / long];
-        let hosts = match self.beside {
-            None => [latency, byte],
-            Some(_) => {
-                let (short, bytes) = times(Way::Hosts);
-                [short, bytes / (BLOCKS / 2) as f64 / long]
-            }
-        };
+        let between =
+            self.series.iter().map(|(series, _)| series.way).find(|way| matches!(way, Way::Hosts { .. }));
+        let hosts = between.map_or([latency, byte], |way| {
+            // There and back.
+            let (short, bytes) = times(way);
+            [short / 2.0, bytes / 2.0 / (BLOCKS / 2) as f64 / long]
+        });
         let exchanged = bytes_at_once / others / long;
         Seconds { latency, overhead, byte, exchanged, halving, hosts, reduced: self.reduced }
     }
