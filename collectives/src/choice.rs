@@ -7,36 +7,61 @@ use crate::operation::Kind;
 use crate::schedule::{Algorithm, Hosts};
 
 /// What messages between ranks cost. All ranks of a communicator have the same one: it decides which algorithm they take.
+///
+/// How far messages go and how many meet on a link depends on who sends to whom. So there is a pace for each way in which
+/// algorithms send: to the next rank, to all others at once, to the partners of recursive halving, and between hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Model {
-    /// From the start of a short message to its end at the other rank, while all ranks send.
+    /// From the start of a short message to its end at the next rank, while all ranks send.
     pub latency: Duration,
     /// What one more short message costs a rank that sends several at once.
     pub overhead: Duration,
-    /// Bytes in a second from a rank to another one, while all ranks send and receive.
+    /// Bytes in a second from a rank to the next one, while all ranks send and receive.
     pub bytes_per_second: f64,
+    /// Bytes in a second that a rank sends, while each sends to all others at once: less where links between switches are
+    /// fewer than ranks, or chance puts several messages on one of them.
+    pub exchanged_per_second: f64,
+    /// Between the partners of recursive halving, on average from near to far.
+    pub halving: Pace,
+    /// From each rank to one of the next host, if each host has as many ranks.
+    pub hosts: Pace,
     /// Bytes in a second that a rank reduces.
     pub reduced_per_second: f64,
+}
+
+/// How fast messages go where all ranks send in one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(clippy::exhaustive_structs, reason = "a line: where it begins and how steep it is")]
+pub struct Pace {
+    /// From the start of a short message to its end.
+    pub latency: Duration,
+    /// Bytes in a second that a rank sends.
+    pub bytes_per_second: f64,
 }
 
 impl Default for Model {
     /// A port of 25 Gb/s that is polled.
     fn default() -> Model {
+        let pace = Pace { latency: Duration::from_micros(10), bytes_per_second: 3e9 };
         Model {
-            latency: Duration::from_micros(10),
+            latency: pace.latency,
             overhead: Duration::from_micros(2),
-            bytes_per_second: 3e9,
+            bytes_per_second: pace.bytes_per_second,
+            exchanged_per_second: pace.bytes_per_second,
+            halving: pace,
+            hosts: pace,
             reduced_per_second: 10e9,
         }
     }
 }
 
 impl Model {
-    /// From the start of a short message to its end at the other rank.
+    /// From the start of a short message to its end at the other rank, however ranks send.
     pub fn latency(self, latency: Duration) -> Self {
-        Model { latency, ..self }
+        let [halving, hosts] = [self.halving, self.hosts].map(|pace| Pace { latency, ..pace });
+        Model { latency, halving, hosts, ..self }
     }
 
     /// What one more short message costs.
@@ -44,9 +69,25 @@ impl Model {
         Model { overhead, ..self }
     }
 
-    /// Bytes in a second from a rank to another one.
+    /// Bytes in a second from a rank, however ranks send.
     pub fn bytes_per_second(self, bytes_per_second: f64) -> Self {
-        Model { bytes_per_second, ..self }
+        let [halving, hosts] = [self.halving, self.hosts].map(|pace| Pace { bytes_per_second, ..pace });
+        Model { bytes_per_second, exchanged_per_second: bytes_per_second, halving, hosts, ..self }
+    }
+
+    /// Bytes in a second from a rank, while each sends to all others at once.
+    pub fn exchanged_per_second(self, exchanged_per_second: f64) -> Self {
+        Model { exchanged_per_second, ..self }
+    }
+
+    /// Between the partners of recursive halving.
+    pub fn halving(self, halving: Pace) -> Self {
+        Model { halving, ..self }
+    }
+
+    /// From each rank to one of the next host.
+    pub fn hosts(self, hosts: Pace) -> Self {
+        Model { hosts, ..self }
     }
 
     /// Bytes in a second that a rank reduces.
@@ -54,41 +95,103 @@ impl Model {
         Model { reduced_per_second, ..self }
     }
 
-    /// The numbers that ranks tell each other.
-    pub(crate) fn to_numbers(self) -> [f64; 4] {
-        let seconds = |time: Duration| time.as_secs_f64();
-        [
-            seconds(self.latency),
-            seconds(self.overhead),
-            1.0 / self.bytes_per_second,
-            1.0 / self.reduced_per_second,
-        ]
+    /// From what any rank may have told.
+    pub(crate) fn from_seconds(seconds: Seconds) -> Model {
+        let numbers = seconds
+            .to_numbers()
+            .map(|number| if number.is_finite() { number.clamp(1e-13, 10.0) } else { 1e-6 });
+        let Seconds { latency, overhead, byte, exchanged, halving, hosts, reduced } =
+            Seconds::from_numbers(numbers);
+        let time = Duration::from_secs_f64;
+        let pace = |[latency, byte]: [f64; 2]| Pace { latency: time(latency), bytes_per_second: 1.0 / byte };
+        Model {
+            latency: time(latency),
+            overhead: time(overhead),
+            bytes_per_second: 1.0 / byte,
+            exchanged_per_second: 1.0 / exchanged,
+            halving: pace(halving),
+            hosts: pace(hosts),
+            reduced_per_second: 1.0 / reduced,
+        }
+    }
+}
+
+/// A model in seconds, and in seconds for each byte, as ranks measure it and tell each other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Seconds {
+    pub(crate) latency: f64,
+    pub(crate) overhead: f64,
+    pub(crate) byte: f64,
+    pub(crate) exchanged: f64,
+    /// Latency, and for each byte.
+    pub(crate) halving: [f64; 2],
+    pub(crate) hosts: [f64; 2],
+    pub(crate) reduced: f64,
+}
+
+impl Seconds {
+    /// How many numbers it has.
+    pub(crate) const COUNT: usize = 9;
+
+    pub(crate) fn to_numbers(self) -> [f64; Seconds::COUNT] {
+        let Seconds { latency, overhead, byte, exchanged, halving, hosts, reduced } = self;
+        [latency, overhead, byte, exchanged, halving[0], halving[1], hosts[0], hosts[1], reduced]
     }
 
-    /// From these numbers, which any rank may have told.
-    pub(crate) fn from_numbers(numbers: [f64; 4]) -> Model {
-        let [latency, overhead, byte, reduced] =
-            numbers.map(|number| if number.is_finite() { number.clamp(1e-13, 10.0) } else { 1e-6 });
-        Model {
-            latency: Duration::from_secs_f64(latency),
-            overhead: Duration::from_secs_f64(overhead),
-            bytes_per_second: 1.0 / byte,
-            reduced_per_second: 1.0 / reduced,
+    pub(crate) fn from_numbers(numbers: [f64; Seconds::COUNT]) -> Seconds {
+        let [latency, overhead, byte, exchanged, halving, halved, hosts, between, reduced] = numbers;
+        Seconds {
+            latency,
+            overhead,
+            byte,
+            exchanged,
+            halving: [halving, halved],
+            hosts: [hosts, between],
+            reduced,
+        }
+    }
+}
+
+impl From<&Model> for Seconds {
+    fn from(model: &Model) -> Seconds {
+        let seconds = |time: Duration| time.as_secs_f64();
+        let pace = |pace: Pace| [seconds(pace.latency), 1.0 / pace.bytes_per_second];
+        Seconds {
+            latency: seconds(model.latency),
+            overhead: seconds(model.overhead),
+            byte: 1.0 / model.bytes_per_second,
+            exchanged: 1.0 / model.exchanged_per_second,
+            halving: pace(model.halving),
+            hosts: pace(model.hosts),
+            reduced: 1.0 / model.reduced_per_second,
         }
     }
 }
 
 impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Model { latency, overhead, bytes_per_second, reduced_per_second } = self;
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let Model {
+            latency,
+            overhead,
+            bytes_per_second,
+            exchanged_per_second,
+            halving,
+            hosts,
+            reduced_per_second,
+        } = self;
         write!(
             f,
-            "latency {:.2} µs, {:.2} µs for one more message, {:.2} GB/s between ranks, {:.2} GB/s reduced",
-            latency.as_secs_f64() * 1e6,
-            overhead.as_secs_f64() * 1e6,
+            "latency {:.2} µs, {:.2} µs for one more message, {:.2} GB/s to the next rank, {:.2} GB/s to all others at once, ",
+            micros(*latency),
+            micros(*overhead),
             bytes_per_second / 1e9,
-            reduced_per_second / 1e9
-        )
+            exchanged_per_second / 1e9,
+        )?;
+        for (name, pace) in [("by halving", halving), ("between hosts", hosts)] {
+            write!(f, "{:.2} µs and {:.2} GB/s {name}, ", micros(pace.latency), pace.bytes_per_second / 1e9)?;
+        }
+        write!(f, "{:.2} GB/s reduced", reduced_per_second / 1e9)
     }
 }
 
@@ -165,56 +268,67 @@ pub(crate) fn problem(algorithm: Algorithm, demand: &Demand, hosts: &Hosts) -> O
 fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> f64 {
     use Algorithm as A;
     let Demand { kind, bytes, ranks, chunk, .. } = *demand;
-    let [alpha, more, beta, gamma] = model.to_numbers();
+    let Seconds {
+        latency: alpha,
+        overhead: more,
+        byte: beta,
+        exchanged,
+        halving,
+        hosts: between,
+        reduced: gamma,
+    } = Seconds::from(model);
     let (n, s) = (ranks as f64, bytes as f64);
     let others = n - 1.0;
     let part = others / n;
     let levels = f64::from(usize::BITS - (ranks - 1).leading_zeros());
     let chunk = s.min(chunk as f64);
-    // Moving all of it once, and reducing it.
-    let (all, sum) = (s * beta, s * gamma);
+    // Moving all of it once to the next rank or to many, and reducing it.
+    let (all, spread, sum) = (s * beta, s * exchanged, s * gamma);
     let burst = |messages: f64| alpha + (messages - 1.0).max(0.0) * more;
+    // In a tree a rank has two children: the first chunk takes twice its time at each level but the root's, which has one. Levels
+    // are as far apart as those of halving.
+    let first = (2.0 * levels - 1.0).max(0.0) * chunk;
+    let rest = s - chunk;
+    let each = hosts.each().unwrap_or(1) as f64;
+    let outside = n / each;
     match (kind, algorithm) {
         // Two looks at the others, and each element read and written by the processor.
         (_, A::Mapped) => 0.5e-6 + 2.0 * sum,
-        (Kind::AllReduce, A::Direct) => burst(others) + others * (all + sum),
-        (Kind::AllReduce, A::TwoStep) => 2.0 * burst(others) + part * (2.0 * all + sum),
+        (Kind::AllReduce, A::Direct) => burst(others) + others * (spread + sum),
+        (Kind::AllReduce, A::TwoStep) => 2.0 * burst(others) + part * (2.0 * spread + sum),
         (Kind::AllReduce, A::Ring) => 2.0 * others * alpha + part * (2.0 * all + sum),
-        (Kind::AllReduce, A::Halving) => 2.0 * levels * alpha + part * (2.0 * all + sum) + levels * more,
-        (Kind::AllReduce, A::Tree) => 2.0 * levels * (alpha + chunk * beta) + 2.0 * all + sum,
+        (Kind::AllReduce, A::Halving) => {
+            2.0 * levels * halving[0] + part * (2.0 * s * halving[1] + sum) + levels * more
+        }
+        (Kind::AllReduce, A::Tree) => 2.0 * levels * halving[0] + (first + rest) * (2.0 * beta + gamma),
         (Kind::AllReduce, A::Hierarchical) => {
-            let each = hosts.each().unwrap_or(1) as f64;
-            let outside = n / each;
-            let inside = (each - 1.0) / each;
-            let between =
-                2.0 * (outside - 1.0) * alpha + (outside - 1.0) / outside * (2.0 * all + sum) / each;
-            2.0 * burst(each - 1.0) + inside * (2.0 * all + sum) + between
+            let inside = 2.0 * burst(each - 1.0) + (each - 1.0) / each * (2.0 * all + sum);
+            let to_each = (outside - 1.0) / outside * s / each;
+            inside + 2.0 * (outside - 1.0) * between[0] + to_each * (2.0 * between[1] + gamma)
         }
         (Kind::ReduceScatter, A::Ring) => others * alpha + part * (all + sum),
-        (Kind::ReduceScatter, A::Halving) => levels * alpha + part * (all + sum) + levels * more,
-        (Kind::ReduceScatter, _) => burst(others) + part * (all + sum),
+        (Kind::ReduceScatter, A::Halving) => levels * (halving[0] + more) + part * (s * halving[1] + sum),
+        (Kind::ReduceScatter, _) => burst(others) + part * (spread + sum),
         (Kind::AllGather, A::Ring) => others * alpha + part * all,
-        (Kind::AllGather, A::Halving) => levels * (alpha + more) + part * all,
+        (Kind::AllGather, A::Halving) => levels * (halving[0] + more) + part * s * halving[1],
         (Kind::AllGather, A::Hierarchical) => {
-            let each = hosts.each().unwrap_or(1) as f64;
-            let outside = n / each;
-            (outside - 1.0) * alpha + burst(each - 1.0) + part * all + (each - 1.0) * outside * more
+            let inside = burst(each - 1.0) + (each - 1.0) * outside * more + (each - 1.0) / each * all;
+            inside + (outside - 1.0) * (between[0] + s / n * between[1])
         }
-        (Kind::AllGather, _) => burst(others) + part * all,
+        (Kind::AllGather, _) => burst(others) + part * spread,
         (Kind::Broadcast, A::Ring) => others * (alpha + chunk * beta) + all,
-        (Kind::Broadcast, A::Tree) => (levels + 1.0) * (alpha + chunk * beta) + all,
+        (Kind::Broadcast, A::Tree) => (levels + 1.0) * halving[0] + (first + rest) * beta,
         (Kind::Broadcast, A::Hierarchical) => {
-            let each = hosts.each().unwrap_or(1) as f64;
-            let outside = (n / each).log2().ceil();
-            (outside + 1.0) * (alpha + chunk * beta) + all + burst(each - 1.0) + (each - 1.0) * all
+            let levels = outside.log2().ceil();
+            (levels + 1.0) * (between[0] + chunk * beta) + all + burst(each - 1.0) + (each - 1.0) * all
         }
         (Kind::Broadcast, _) => burst(others) + others * all,
         (Kind::Reduce, A::Ring) => others * (alpha + chunk * (beta + gamma)) + all + sum,
-        (Kind::Reduce, A::Tree) => (levels + 1.0) * (alpha + chunk * (beta + gamma)) + all + sum,
+        (Kind::Reduce, A::Tree) => (levels + 1.0) * halving[0] + (first + rest) * (beta + gamma),
         (Kind::Reduce, _) => burst(others) + others * (all + sum),
-        (Kind::AllToAll | Kind::Gather | Kind::Scatter, _) => burst(others) + part * all,
+        (Kind::AllToAll | Kind::Gather | Kind::Scatter, _) => burst(others) + part * spread,
         (Kind::Send | Kind::Receive, _) => alpha + all,
-        (Kind::Barrier, _) => levels * alpha,
+        (Kind::Barrier, _) => levels * halving[0],
     }
 }
 
@@ -336,6 +450,56 @@ mod tests {
         assert_eq!(choice(Kind::AllToAll, 1 << 20, 8), Algorithm::Direct);
     }
 
+    /// 64 ranks on eight leaves with half as many uplinks as hosts, as the fabric of `ferroce fabric allreduce` measures it.
+    #[test]
+    fn who_meets_on_links_between_switches_has_a_pace_of_its_own() {
+        let pace = |nanos, bytes_per_second| Pace { latency: Duration::from_nanos(nanos), bytes_per_second };
+        let flat = Model::default().latency(Duration::from_nanos(2290)).bytes_per_second(10.4e9);
+        let flat = flat.overhead(Duration::from_nanos(90)).reduced_per_second(1e13);
+        let shared = flat.exchanged_per_second(4.8e9).halving(pace(2950, 3.3e9)).hosts(pace(4300, 2.5e9));
+        let choice =
+            |model: &Model, bytes| choose(model, &demand(Kind::AllReduce, bytes, 64), &hosts(64, 8), None).0;
+        for (bytes, best) in [
+            (1 << 10, Algorithm::TwoStep),
+            (256 << 10, Algorithm::TwoStep),
+            (1 << 20, Algorithm::Hierarchical),
+            (4 << 20, Algorithm::Ring),
+            (256 << 20, Algorithm::Ring),
+        ] {
+            assert_eq!(choice(&shared, bytes), best, "{bytes} bytes");
+        }
+        assert_eq!(choice(&flat, 4 << 20), Algorithm::TwoStep);
+    }
+
+    #[test]
+    fn no_operation_of_any_size_has_a_cost_below_nothing() {
+        for ranks in [1, 2, 3, 64] {
+            for bytes in [0, 8, 1 << 30] {
+                let text = explain(
+                    &Model::default(),
+                    &demand(Kind::AllReduce, bytes, ranks),
+                    &hosts(ranks, 1),
+                    None,
+                    String::new(),
+                );
+                assert!(text.costs.iter().filter(|(_, cost)| cost.is_ok()).count() >= 5, "{text}");
+            }
+        }
+    }
+
+    /// Each rank of a tree but the root sends to two, so that a chunk takes its time twice at each level.
+    #[test]
+    fn a_chunk_goes_to_two_children_at_each_level() {
+        let model =
+            Model::default().latency(Duration::ZERO).overhead(Duration::ZERO).reduced_per_second(1e13);
+        let chunk = 1 << 18;
+        let cost = |bytes: usize| {
+            cost(&model, &demand(Kind::AllReduce, bytes, 64), Algorithm::Tree, &hosts(64, 1)) * 3e9
+        };
+        assert!((cost(chunk) / chunk as f64 - 2.0 * 11.0).abs() < 0.1, "{}", cost(chunk));
+        assert!(((cost(2 * chunk) - cost(chunk)) / chunk as f64 - 2.0).abs() < 0.1);
+    }
+
     #[test]
     fn what_can_not_be_is_said() {
         let model = Model::default();
@@ -380,11 +544,13 @@ mod tests {
     #[test]
     fn numbers_come_back_and_nonsense_does_no_harm() {
         let model = Model::default();
-        let back = Model::from_numbers(model.to_numbers());
+        let back = Model::from_seconds(Seconds::from(&model));
         assert_eq!((back.latency, back.overhead), (model.latency, model.overhead));
         assert!((back.bytes_per_second / model.bytes_per_second - 1.0).abs() < 1e-9);
+        let numbers: [f64; Seconds::COUNT] = std::array::from_fn(|at| at as f64);
+        assert_eq!(Seconds::from_numbers(numbers).to_numbers(), numbers);
         for bad in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
-            let model = Model::from_numbers([bad; 4]);
+            let model = Model::from_seconds(Seconds::from_numbers([bad; Seconds::COUNT]));
             assert!(model.bytes_per_second.is_finite() && model.bytes_per_second > 0.0, "{model:?}");
         }
     }

@@ -2,7 +2,10 @@
 
 mod buffers;
 mod joining;
+mod measuring;
 mod membership;
+
+pub use measuring::Measurement;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +18,7 @@ use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use crate::card::{Card, gid_index};
-use crate::choice::{Explanation, Model};
+use crate::choice::{Explanation, Model, Seconds};
 use crate::compute::Computer;
 use crate::control::Control;
 use crate::error::Cause;

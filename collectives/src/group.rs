@@ -476,6 +476,11 @@ impl Group {
         self.model
     }
 
+    /// Which rank is on which host.
+    pub(crate) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
     /// Sends the ACKs that peers are owed.
     pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), Error> {
         for peer in &self.linked {

@@ -139,8 +139,8 @@ pub mod topology;
 
 pub use bootstrap::{Bootstrap, Launcher, MAX_SIZE, UniqueId};
 pub use card::Card;
-pub use choice::{Explanation, Model};
-pub use collectives::{Buffer, Collectives, Communicator, Request};
+pub use choice::{Explanation, Model, Pace};
+pub use collectives::{Buffer, Collectives, Communicator, Measurement, Request};
 pub use error::{Cause, Error};
 pub use ferroce;
 pub use ferroce::driver::reduction::{DataType, ReduceOp};

@@ -1,5 +1,6 @@
 //! `ferroce fabric`: what congestion control, ECN and PFC do in a fabric of switches, with the engine that is on the wire.
 
+mod allreduce;
 mod campaign;
 mod capture;
 mod chance;
@@ -48,7 +49,6 @@ use description::Description;
 use effect::Effect;
 use memory::Memory;
 use options::{SceneOptions, Settings};
-use outcome::Outcome;
 use report::{Case, Keeping, Run, legible_time};
 use scenario::Scenario;
 use traffic::Group;
@@ -113,7 +113,7 @@ SCENARIO is one of these, or a TOML file (--describe prints one to start from; d
   burst        N senders (16), 256 KB every 5 ms; two endless senders
   victim       a flow that shares a paused link with an incast (16)
   permutation  N hosts (32), each with 10 messages of 1 MB for another
-  allreduce    N hosts (16) in a ring that reduce 16 MB
+  allreduce    N ranks (64) of the collectives: all algorithms, 1 KiB to 4 MiB
   alltoall     N hosts (16), each with 1 MB for each other one
   websearch    N hosts (32), a web search workload, 30 % load, 20 ms
 
@@ -165,6 +165,9 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         )));
     }
     let interrupt = Interrupt::install()?;
+    if let Some(section) = &first.description.allreduce {
+        return allreduce::run(&args, &bases, section, &interrupt);
+    }
     let campaign = Campaign::new(&args, &bases)?;
     let (cases, recorded) = campaign.run(&args, &interrupt)?;
     let interrupted = interrupt.check().is_err().then(|| campaign.interrupted(&cases));
@@ -214,7 +217,7 @@ impl Args {
             settings.apply(&mut description);
             description.seed = self.seed.unwrap_or(description.seed);
             let compiled = description.compile().map_err(of_option)?;
-            let memory = Memory::of(&compiled.plan)?;
+            let memory = Memory::of(&compiled.plan, description.allreduce.as_ref())?;
             Ok(Base { label, settings, description: description.resolve(), memory })
         };
         let bases: Vec<Base> =
@@ -272,6 +275,23 @@ impl Args {
         check_files(&[("the scenario", Path::new(&self.scenario))], svg.chain(pcap).chain(json))
     }
 
+    /// Simulations at a time.
+    fn threads(&self) -> usize {
+        let cores = || available_parallelism().map_or(1, |cores| cores.get());
+        self.jobs.map_or_else(cores, |jobs| jobs as usize)
+    }
+
+    /// The command line for all runs.
+    fn command_of_all(&self, bases: &[Base]) -> String {
+        let lists = self.compare.iter().flat_map(|list| ["--compare".to_owned(), list.clone()]);
+        let mut rest: Vec<String> = lists.collect();
+        rest.extend(bases.first().map(|base| format!("--seed={}", base.description.seed)));
+        if self.seeds > 1 {
+            rest.push(format!("--seeds={}", self.seeds));
+        }
+        self.command(&self.settings, &rest)
+    }
+
     /// The command line for the runs of these settings.
     fn command(&self, settings: &Settings, rest: &[String]) -> String {
         let mut words = vec!["ferroce".to_owned(), "fabric".to_owned(), self.scenario.clone()];
@@ -312,37 +332,30 @@ impl<'a> Campaign<'a> {
             }
         }
         let groups = plans.first().map(|plan| plan.groups.clone()).unwrap_or_default();
-        let mut rest: Vec<String> =
-            args.compare.iter().flat_map(|list| ["--compare".to_owned(), list.clone()]).collect();
-        rest.push(format!("--seed={}", bases[0].description.seed));
-        if args.seeds > 1 {
-            rest.push(format!("--seeds={}", args.seeds));
-        }
-        let command = args.command(&args.settings, &rest);
+        let command = args.command_of_all(bases);
         Ok(Campaign { bases, seeds: args.seeds, plans, groups, command })
     }
 
     /// What came of it, and whether all was recorded that was to be.
     fn run(&self, args: &Args, interrupt: &Interrupt) -> Result<(Vec<Case>, Result<(), Failure>), Failure> {
-        let cores = available_parallelism().map_or(1, |cores| cores.get());
         let recordings = Mutex::new(Vec::new());
-        let observe = |_: usize, built: &Built| {
+        let observe = |built: &Built| {
             for port in &args.pcap {
                 let recording = port.record(built)?;
                 recordings.lock().unwrap_or_else(PoisonError::into_inner).push(recording);
             }
             Ok(())
         };
-        let keep = |number: usize, outcome: Outcome| {
+        let run = |number: usize, progress: &mut dyn FnMut(f64) -> bool| {
             let (compiled, base) = (&self.plans[number], &self.bases[number / self.seeds as usize]);
+            let outcome = world::run_observed(&compiled.plan, progress, observe)?;
             let is_first = number.is_multiple_of(self.seeds as usize);
             let series = args.json.is_asked() && args.series || args.svg.is_some() && is_first;
             let keeping = Keeping { series, details: args.json.is_asked() || is_first };
             let command = args.command(&base.settings, &[format!("--seed={}", compiled.plan.seed)]);
-            Run::new(compiled, outcome, command, keeping)
+            Ok(Run::new(compiled, outcome, command, keeping))
         };
-        let jobs = args.jobs.map_or(cores, |jobs| jobs as usize);
-        let mut runs = campaign::carry_out(&self.plans, jobs, interrupt, &observe, &keep)?.into_iter();
+        let mut runs = campaign::carry_out(self.plans.len(), args.threads(), interrupt, &run)?.into_iter();
         let recordings = recordings.into_inner().unwrap_or_else(PoisonError::into_inner);
         let failure = recordings.iter().find_map(Recording::failure);
         let recorded = failure.map_or(Ok(()), |failure| Err(Failure::run(failure)));
@@ -397,7 +410,12 @@ impl<'a> Campaign<'a> {
             return args.json.write(&report).map(drop);
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
-        output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;
+        let labels: Vec<&str> = cases.iter().map(|case| case.label.as_str()).collect();
+        let seeds = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
+        output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, &labels)))?;
+        if seeds > 1 {
+            output::write(format_args!("mean ± standard deviation of {seeds} seeds\n"))?;
+        }
         for note in notes.iter().chain(&interrupted) {
             output::write(format_args!("note      {note}\n"))?;
         }

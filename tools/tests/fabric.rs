@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
+mod fabric_allreduce;
 mod fabric_failures;
 mod fabric_hostile;
 mod fabric_settings;
@@ -53,13 +54,12 @@ impl Drop for Folder {
 }
 
 /// Each scenario, small.
-const SMALL: [&str; 8] = [
+const SMALL: [&str; 7] = [
     "incast --hosts 4 --bytes 100KB --count 2",
     "fairness --hosts 2 --limit 3ms --warm-up 2500us",
     "burst --hosts 3 --count 1 --limit 6ms",
     "victim --hosts 3 --limit 1ms --warm-up 100us",
     "permutation --hosts 8 --hosts-per-leaf 4 --bytes 100KB --count 2",
-    "allreduce --hosts 4 --bytes 400KB",
     "alltoall --hosts 4 --bytes 50KB",
     "websearch --hosts 4 --load 0.1 --post-for 5ms",
 ];

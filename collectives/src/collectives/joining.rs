@@ -38,69 +38,6 @@ impl Collectives {
         Ok(())
     }
 
-    /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
-    /// milliseconds; [`join`](Collectives::join) has done it, unless [`Options::model`] was given.
-    ///
-    /// # Errors
-    /// As [`wait`](Collectives::wait).
-    pub fn measure(&mut self, communicator: Communicator) -> Result<Model, Error> {
-        /// Of each, the shortest counts.
-        const ROUNDS: usize = 4;
-        const SHORT: usize = 8;
-        let others = communicator.size.saturating_sub(1).max(1) as usize;
-        // Whole elements, also in halves.
-        let long = ((1 << 20) / others).clamp(32 << 10, 256 << 10) & !0xff;
-        let room = self.room(long * (others + 1))?;
-        let own = room.at((long * communicator.rank as usize) as u64);
-        let near = room.at((SHORT * communicator.rank as usize) as u64);
-        let shortest = |ranks: &mut Collectives, operation: &Operation, algorithm| -> Result<f64, Error> {
-            let mut shortest = f64::INFINITY;
-            for _ in 0..ROUNDS {
-                let start = ranks.now();
-                ranks.run_by(communicator, operation, algorithm)?;
-                shortest = shortest.min(ranks.now().since(start).as_secs_f64());
-            }
-            Ok(shortest)
-        };
-        self.run_by(communicator, &Operation::barrier(), Algorithm::Direct)?;
-        let short = Operation::all_gather(near, room, SHORT, DataType::U8);
-        let latency = shortest(self, &short, Algorithm::Ring)? / others as f64;
-        let at_once = shortest(self, &short, Algorithm::Direct)?;
-        let overhead = (at_once - latency).max(latency / 16.0) / others as f64;
-        let blocks = Operation::all_gather(own, room, long, DataType::U8);
-        let byte =
-            (shortest(self, &blocks, Algorithm::Ring)? / others as f64 - latency).max(1e-9) / long as f64;
-        let half = (long / 2) as u32;
-        let [a, b] = [0, half].map(|offset| Sge { mr: room.mr, offset: offset.into(), length: half });
-        let sum = ferroce::driver::reduction::Reduction::new(
-            DataType::F32,
-            ferroce::driver::reduction::ReduceOp::Sum,
-        );
-        let mut reduced = f64::INFINITY;
-        for _ in 0..ROUNDS {
-            let start = self.now();
-            self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
-            reduced = reduced.min(self.now().since(start).as_secs_f64() / f64::from(half));
-        }
-        let numbers = [latency, overhead, byte, reduced];
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
-        self.write(room, 0, &bytes)?;
-        let all = Operation::all_reduce(room, room, numbers.len(), DataType::F64, Reduction::Max);
-        self.run_by(communicator, &all, Algorithm::Direct)?;
-        let mut bytes = [0; 32];
-        self.read(room, 0, &mut bytes)?;
-        self.deregister(room)?;
-        let mut worst = numbers;
-        for (number, bytes) in worst.iter_mut().zip(bytes.as_chunks::<8>().0) {
-            *number = f64::from_ne_bytes(*bytes);
-        }
-        let model = Model::from_numbers(worst);
-        if let Some(group) = self.groups.get_mut(communicator.handle) {
-            group.set_model(model);
-        }
-        Ok(model)
-    }
-
     /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
     /// all, by whatever means, and call [`join_with`](Collectives::join_with). A card is good for one communicator.
     ///

@@ -56,6 +56,12 @@ impl Hosts {
         }
     }
 
+    /// The ranks of this one's place on the hosts before and behind its own. There is no [problem](Hosts::problem).
+    pub(crate) fn beside(&self, rank: usize) -> [u32; 2] {
+        let (before, behind) = ring::neighbours(self.seat(rank).column);
+        [before, behind]
+    }
+
     fn seat(&self, rank: usize) -> Seat<'_> {
         let rank = rank as u32;
         let place = |ranks: &Vec<u32>| ranks.iter().position(|other| *other == rank);

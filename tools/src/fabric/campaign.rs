@@ -6,16 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::compile::Compiled;
-use super::outcome::Outcome;
-use super::world::{self, Progress};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::{self, note};
 
-/// What one run needs beside its plan: something to observe the fabric with.
-pub(crate) type Observer<'a> =
-    dyn Fn(usize, &ferroce_driver::sim::fabric::Built) -> Result<(), Failure> + Sync + 'a;
+/// Carries out one run, by its number, and tells which part of it is done; `false` ends it.
+pub(crate) type Carry<'a, T> = dyn Fn(usize, &mut dyn FnMut(f64) -> bool) -> Result<T, Failure> + Sync + 'a;
 
 /// How far each run has come, as a part of it.
 struct Board {
@@ -23,43 +19,39 @@ struct Board {
     parts: Mutex<Vec<f64>>,
 }
 
-/// Carries out all plans, as many at a time as `threads`, and keeps of each what `keep` makes of it. Those that had not come
-/// to their end when somebody interrupted it have nothing, but for one that is alone: that has the time until then.
+/// Carries out so many runs, as many at a time as `threads`. Those that had not come to their end when somebody interrupted it
+/// have nothing, but for one that is alone: that has the time until then.
 pub(crate) fn carry_out<T: Send>(
-    plans: &[Compiled],
+    count: usize,
     threads: usize,
     interrupt: &Interrupt,
-    observe: &Observer<'_>,
-    keep: &(dyn Fn(usize, Outcome) -> T + Sync),
+    run: &Carry<'_, T>,
 ) -> Result<Vec<Option<T>>, Failure> {
-    let board = Board { started: Instant::now(), parts: Mutex::new(vec![0.0; plans.len()]) };
-    let waiting: Mutex<VecDeque<usize>> = Mutex::new((0..plans.len()).collect());
-    let outcomes: Mutex<Vec<Option<T>>> = Mutex::new(plans.iter().map(|_| None).collect());
-    // Nobody holds the list while a plan is carried out.
+    let board = Board { started: Instant::now(), parts: Mutex::new(vec![0.0; count]) };
+    let waiting: Mutex<VecDeque<usize>> = Mutex::new((0..count).collect());
+    let outcomes: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
+    // Nobody holds the list while a run is carried out.
     let next = || interrupt.check().ok().and_then(|()| lock(&waiting).pop_front());
     let work = || -> Result<(), Failure> {
         while let Some(number) = next() {
-            let plan = &plans[number].plan;
             let mut is_cut = false;
-            let mut progress = |progress: Progress| {
-                board.note(number, &progress, plan.messages.len());
+            let mut progress = |part: f64| {
+                lock(&board.parts)[number] = part;
                 is_cut = interrupt.check().is_err();
                 !is_cut
             };
-            let outcome = world::run_observed(plan, &mut progress, |built| observe(number, built));
             // One that fails ends the others.
-            let outcome = outcome.inspect_err(|_| interrupt.set())?;
+            let outcome = run(number, &mut progress).inspect_err(|_| interrupt.set())?;
             board.done(number);
             // A part of a run is no sample of it.
-            if !is_cut || plans.len() == 1 {
-                let kept = keep(number, outcome);
-                lock(&outcomes)[number] = Some(kept);
+            if !is_cut || count == 1 {
+                lock(&outcomes)[number] = Some(outcome);
             }
         }
         Ok(())
     };
     thread::scope(|scope| {
-        let threads = threads.clamp(1, plans.len().max(1));
+        let threads = threads.clamp(1, count.max(1));
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         board.tell_while(|| workers.iter().any(|worker| !worker.is_finished()));
         let mut joined = workers.into_iter().map(|worker| worker.join());
@@ -73,16 +65,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Board {
-    fn note(&self, number: usize, progress: &Progress, messages: usize) {
-        let time = progress.now.as_secs_f64() / progress.of.as_secs_f64();
-        // A run ends with its last message, or when its time is over.
-        let part = match messages {
-            0 => time,
-            _ => time.max(progress.messages_completed as f64 / messages as f64),
-        };
-        lock(&self.parts)[number] = part;
-    }
-
     fn done(&self, number: usize) {
         lock(&self.parts)[number] = 1.0;
     }

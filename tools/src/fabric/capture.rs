@@ -7,8 +7,8 @@ use ferroce::Nanos;
 use ferroce_driver::pcap::{Recording, Writer};
 use ferroce_driver::sim::fabric::{Built, PortId};
 
+use super::plan::BEGIN;
 use super::watch::{name, port_name};
-use super::world::BEGIN;
 use crate::failure::Failure;
 
 /// `switch0:3=port.pcapng`

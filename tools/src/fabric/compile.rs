@@ -36,7 +36,8 @@ impl Description {
         description.check_links()?;
         self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
-        let Description { seed, time, topology, links, switches, control, traffic, failure } = &description;
+        let Description { seed, time, topology, links, switches, control, traffic, failure, .. } =
+            &description;
         let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
         let mut failures = Vec::new();
@@ -82,7 +83,7 @@ impl Description {
     }
 
     fn check(&self) -> Result<(), Wrong> {
-        let Description { time, switches, control, traffic, .. } = self;
+        let Description { time, topology, switches, control, traffic, allreduce, .. } = self;
         let second = Time(Duration::from_secs(1));
         within("time.limit", time.limit, Time(Duration::from_micros(1)), Time(100 * second.0))?;
         within("time.sample", time.sample, Time(Duration::from_nanos(100)), time.limit)?;
@@ -113,9 +114,13 @@ impl Description {
                 "below 48 or above 55: these are the class of CNPs",
             ));
         }
-        match traffic.is_empty() {
-            true => Err(Wrong::new("traffic", "none", "at least one [[traffic]]")),
-            false => Ok(()),
+        match (allreduce, traffic.is_empty()) {
+            (Some(allreduce), true) => allreduce.check(topology, control, time),
+            (None, false) => Ok(()),
+            (Some(_), false) => {
+                Err(Wrong::new("traffic", "beside [allreduce]", "left out: it has the fabric alone"))
+            }
+            (None, true) => Err(Wrong::new("traffic", "none", "at least one [[traffic]], or an [allreduce]")),
         }
     }
 }

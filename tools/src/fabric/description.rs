@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroce::{CongestionControl, CongestionNotification, Dcqcn, PathMtu};
 use serde::{Deserialize, Serialize};
 
+use super::allreduce::AllreduceSection;
 use super::traffic::Traffic;
 use crate::quantity::{Bytes, Rate, Time};
 
@@ -25,8 +26,11 @@ pub(crate) struct Description {
     pub(crate) switches: SwitchSection,
     #[serde(default)]
     pub(crate) control: ControlSection,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) traffic: Vec<Traffic>,
+    /// What is there in place of traffic.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) allreduce: Option<AllreduceSection>,
     /// What goes down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failure: Vec<FailureEntry>,

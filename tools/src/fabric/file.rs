@@ -6,6 +6,7 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
+use super::allreduce::AllreduceSection;
 use super::description::{Description, LinkSection, SwitchSection};
 use super::traffic::Traffic;
 use super::wrong::Wrong;
@@ -38,6 +39,9 @@ pub(crate) fn write(description: &Description) -> Result<String, Failure> {
         let left_out = match table.lines().next() {
             Some("[links]") => description.links.left_out(),
             Some("[switches]") => description.switches.left_out(),
+            Some("[allreduce]") => {
+                description.allreduce.iter().flat_map(AllreduceSection::left_out).collect()
+            }
             Some("[[traffic]]") => traffic.next().map(Traffic::left_out).unwrap_or_default(),
             _ => Vec::new(),
         };
@@ -70,6 +74,16 @@ impl SwitchSection {
             (self.xoff.is_some(), "xoff", "off, alpha decides; or bytes, as \"100KB\""),
             (self.headroom.is_some(), "headroom", "what the link of each port needs; or bytes, as \"100KB\""),
             (self.watchdog.is_some(), "watchdog", "off; or a time, as \"10ms\""),
+        ])
+    }
+}
+
+impl AllreduceSection {
+    fn left_out(&self) -> LeftOut {
+        not_given([
+            (self.ranks.is_some(), "ranks", "one at each host"),
+            (self.chunk.is_some(), "chunk", "that of the library; or bytes, as \"64KiB\""),
+            (self.eager.is_some(), "eager", "that of the library; or bytes, as \"16KiB\""),
         ])
     }
 }

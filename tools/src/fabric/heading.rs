@@ -14,7 +14,8 @@ pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory)
 
 impl fmt::Display for Heading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Heading(Description { time, topology, links, switches, control, failure, .. }, memory) = self;
+        let Heading(description, memory) = self;
+        let Description { time, topology, links, switches, control, failure, .. } = description;
         write!(f, "fabric    {topology}; links {}, {}", links.rate, links.delay)?;
         if let Some(rate) = links.uplink_rate {
             write!(f, "; between switches {rate}")?;
@@ -48,7 +49,10 @@ impl fmt::Display for Heading<'_> {
         write!(f, "\nhosts     {}{cnps}, repeat {repeat}, path MTU {mtu}, ", control.congestion)?;
         write!(f, "window {window} packets, ")?;
         write!(f, "ACK timeout {timeout}, DSCP {dscp}, a poll each {poll}")?;
-        write!(f, "\ntime      at most {}, samples each {}", time.limit, time.sample)?;
+        match description.allreduce {
+            Some(_) => write!(f, "\ntime      at most {} for an all-reduce", time.limit)?,
+            None => write!(f, "\ntime      at most {}, samples each {}", time.limit, time.sample)?,
+        }
         if time.warm_up > Time::default() {
             let from = time.warm_up;
             write!(f, "; rates of what is endless, means and p99 of queues from {from} on, all else from 0")?;

@@ -3,10 +3,9 @@
 use std::collections::VecDeque;
 
 use ferroce::{
-    Access, AddressVector, Config, CongestionControl, CongestionNotification, Context, Counter, Cq, Data,
-    Memory, Mr, Nanos, PacketDriver, Psn, Qp, QpConfig, Qpn, RKey, ReadyToReceive, ReadyToSend,
-    ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
-    WcStatus, WorkCompletion,
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Memory, Mr, Nanos, PacketDriver, Psn, Qp,
+    QpConfig, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 
 use super::outcome::HostCounters;
@@ -57,19 +56,12 @@ pub(super) enum News {
 impl Host {
     pub(super) fn open(
         driver: Box<dyn PacketDriver>,
-        number: usize,
+        config: Config,
         queue_pairs: usize,
-        (seed, memory): (u64, Memory),
+        memory: Memory,
         transport: &Transport,
     ) -> Result<Host, Failure> {
-        let mut secret = [0; 32];
-        secret[..8].copy_from_slice(&seed.to_le_bytes());
-        secret[8..16].copy_from_slice(&(number as u64).to_le_bytes());
-        let is_on = transport.control != CongestionControl::Off;
-        let notification = CongestionNotification::default().min_time_between_cnps(transport.cnp_interval);
-        let reorder_packets = if transport.selective_repeat { 1024 } else { 0 };
-        let config = Config::default()
-            .seed(secret)
+        let config = config
             .max_pds(1)
             .max_mrs(1)
             .max_mws(0)
@@ -77,11 +69,7 @@ impl Host {
             .max_qps(queue_pairs.max(1) as u32)
             .max_srqs(0)
             .max_ahs(0)
-            .max_mcast_attachments(0)
-            .window(transport.window)
-            .reorder_packets(reorder_packets)
-            .congestion(transport.control)
-            .notification(is_on.then_some(notification));
+            .max_mcast_attachments(0);
         let mut context = Context::open(driver, &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq((queue_pairs.max(1) as u32) * (PIECES + RECEIVES))?;

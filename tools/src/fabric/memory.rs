@@ -4,6 +4,7 @@ use std::fmt;
 
 use ferroce_driver::sim::fabric::{Node, Threshold};
 
+use super::allreduce::AllreduceSection;
 use super::host::{PIECE, PIECES};
 use super::plan::Plan;
 use crate::failure::Failure;
@@ -28,7 +29,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn of(plan: &Plan) -> Result<Memory, Failure> {
+    pub(crate) fn of(plan: &Plan, allreduce: Option<&AllreduceSection>) -> Result<Memory, Failure> {
         let built = plan.topology.build(plan.seed, plan.fabric)?;
         let mut headrooms = vec![Vec::new(); built.switches.len()];
         for port in built.fabric.ports() {
@@ -73,7 +74,14 @@ impl Memory {
         let needed = ports.map(|port| built.fabric.headroom(port, 0).1).max().unwrap_or(0);
         let transport = &plan.transport;
         let window = u64::from(transport.window) * u64::from(transport.path_mtu.bytes());
-        let posted = u64::from(PIECE) * u64::from(PIECES);
+        let (flows, posted) = match allreduce {
+            // Each rank to each other one.
+            Some(allreduce) => {
+                let ranks = allreduce.size(plan.topology.hosts.len()) as u64;
+                (ranks * (ranks - 1), window)
+            }
+            None => (plan.flows.len() as u64, u64::from(PIECE) * u64::from(PIECES)),
+        };
         // With its headers.
         let of_flow = window.min(posted) / 10 * 11;
         Ok(Memory {
@@ -81,7 +89,7 @@ impl Memory {
             headroom: most.1,
             needed: Bytes(needed),
             queue: whole_kilobytes(queue),
-            under_way: whole_kilobytes(of_flow * plan.flows.len() as u64),
+            under_way: whole_kilobytes(of_flow * flows),
             window: Bytes(window),
             posted: Bytes(posted),
         })

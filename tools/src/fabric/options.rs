@@ -7,6 +7,7 @@ use ferroce::PathMtu;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::allreduce::{Algorithms, ByteList};
 use super::description::{Control, Description, LinkSection, MarkingAt, Repeat};
 use crate::pingpong::path_mtu;
 use crate::quantity::{Bytes, Rate, Time};
@@ -17,14 +18,30 @@ use crate::quantity::{Bytes, Rate, Time};
 #[command(next_help_heading = "Size of the scenario")]
 pub(crate) struct SceneOptions {
     /// N of the scenario: how many send at once (incast, fairness, burst, victim), or take part (the others).
-    #[arg(long, value_name = "N", visible_alias = "senders", value_parser = whole::<usize>)]
+    #[arg(long, value_name = "N", visible_aliases = ["senders", "ranks"], value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
-    /// Length of a message, as 64KB or 1MiB; of allreduce what is reduced, of alltoall what goes to each.
+    /// Length of a message, as 64KB or 1MiB; of alltoall what goes to each, of allreduce what is reduced: one size, several
+    /// (1KiB,1MiB), or each power of four from one to another (1KiB..256MiB); 1KiB..4MiB by default.
     #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
-    pub(crate) bytes: Option<Bytes>,
+    pub(crate) bytes: Option<ByteList>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
+    /// Of allreduce: direct, two_step, ring, halving, tree, hierarchical, several (ring,tree), auto, what the library chooses by
+    /// itself for each size, or all, the default.
+    #[arg(long, value_name = "LIST")]
+    pub(crate) algorithm: Option<Algorithms>,
+    /// Of allreduce: so many ranks are on one host, each with a port of its own, all under one leaf; by default the most of 8, 4, 2
+    /// and 1 that divide ranks and hosts of a leaf, and leave two hosts.
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    pub(crate) ranks_per_host: Option<usize>,
+    /// Of allreduce: what the library cuts long operations into, as 64KiB; as it does by default. Less of it takes less memory here.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<Bytes>,
+    /// Of allreduce: up to so many bytes the library copies elements and sends them at once, 64 to 64KiB, the default. Each pair of
+    /// ranks has memory for that; many ranks need less of it.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) eager: Option<Bytes>,
     /// Of websearch: what a host sends on average, as a part of its link's rate, 0.5 or 50%; 0.3 by default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,

@@ -31,7 +31,7 @@ const QUEUES: usize = 3;
 const ROW: u32 = 190;
 const WIDTH: u32 = 1000;
 
-const COLORS: [RGBColor; 6] = [
+pub(super) const COLORS: [RGBColor; 6] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),

@@ -51,16 +51,13 @@ const NAMED: usize = 5;
 /// Links between switches: a pause of these is felt by flows that have nothing to do with it.
 const BETWEEN_SWITCHES: usize = 64;
 
-/// What was run. Of several settings the first is told, and the columns of the table say what changes.
-pub(crate) fn heading(description: &Description, memory: &Memory, cases: &[Case]) -> String {
-    let first = cases.first().filter(|_| cases.len() > 1);
-    let first = first.map_or(String::new(), |case| {
-        format!("\nthis is '{}'; the columns say what is different", case.label)
-    });
-    let seeds = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
-    let seeds =
-        if seeds > 1 { format!("\nmean ± standard deviation of {seeds} seeds") } else { String::new() };
-    format!("{}{first}{seeds}", Heading(description, memory))
+/// What was run. Of several settings the first is told, and the report says what changes.
+pub(crate) fn heading(description: &Description, memory: &Memory, labels: &[&str]) -> String {
+    let first = match labels {
+        [first, _, ..] => format!("\nthis is '{first}'; the others are named by what is different"),
+        _ => String::new(),
+    };
+    format!("{}{first}", Heading(description, memory))
 }
 
 /// The measures as rows, the cases as columns.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use super::allreduce::{AllreduceSection, MOST_RANKS};
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
 use super::options::{self, SceneOptions, ShapeName};
 use super::sizes::Sizes;
@@ -23,7 +24,7 @@ pub(crate) enum Scenario {
     Victim,
     /// N hosts, each with messages for one other.
     Permutation,
-    /// N hosts in a ring: reduce-scatter and all-gather, step after step.
+    /// N ranks of the collectives, all sizes by all algorithms.
     Allreduce,
     /// N hosts, each with messages for all others, step after step.
     Alltoall,
@@ -44,14 +45,23 @@ impl Scenario {
         let n = options.hosts.unwrap_or(match self {
             Scenario::Fairness => 4,
             Scenario::Permutation | Scenario::Websearch => 32,
+            Scenario::Allreduce => 64,
             _ => 16,
         });
-        if !(1..=2048).contains(&n) {
-            return Err(Wrong::new("hosts", n, "1 to 2048"));
+        let (least, most) = if self == Scenario::Allreduce { (2, MOST_RANKS) } else { (1, 2048) };
+        if !(least..=most).contains(&n) {
+            return Err(Wrong::new("hosts", n, format!("{least} to {most}")));
         }
         self.check(options)?;
         let ms = |ms: u64| Time(Duration::from_millis(ms));
-        let bytes = |default: u64| Some(options.bytes.unwrap_or(Bytes(default)));
+        let single = options.bytes.as_ref().map(|list| list.single().ok_or(list)).transpose();
+        let given = match single {
+            Err(list) if self != Scenario::Allreduce => {
+                return Err(Wrong::new("bytes", list, "one size: only allreduce has several"));
+            }
+            single => single.unwrap_or_default(),
+        };
+        let bytes = |default: u64| Some(given.unwrap_or(Bytes(default)));
         let count = |default: usize| options.count.unwrap_or(default);
         let mut links = LinkSection::default();
         let mut time = TimeSection::default();
@@ -125,9 +135,9 @@ impl Scenario {
             }
             Scenario::Allreduce => {
                 shape = ShapeName::LeafSpine;
-                let name = Some("allreduce".into());
-                let ring = Traffic { name, hosts: senders(0), ..Traffic::of(Pattern::Ring) };
-                vec![Traffic { bytes: bytes(16_000_000), count: count(1), ..ring }]
+                // Of one all-reduce, which may be of 1 GiB.
+                time = TimeSection { limit: ms(5000), ..time };
+                Vec::new()
             }
             Scenario::Alltoall => {
                 shape = ShapeName::LeafSpine;
@@ -148,6 +158,7 @@ impl Scenario {
         let left = if self == Scenario::Victim { 2 } else { hosts.div_ceil(2) };
         let topology = shape_for(options.topology.unwrap_or(shape), (hosts, left), options, uplink)?;
         links.uplink_rate = links.uplink_rate.filter(|_| topology.has_uplinks());
+        let allreduce = (self == Scenario::Allreduce).then(|| allreduce(options, n, &topology));
         Ok(Description {
             seed: 1,
             time,
@@ -156,6 +167,7 @@ impl Scenario {
             switches: SwitchSection::default(),
             control: ControlSection::default(),
             traffic,
+            allreduce,
             failure: Vec::new(),
         })
     }
@@ -171,6 +183,9 @@ impl Scenario {
         }
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
+                "algorithm" | "ranks-per-host" | "chunk" | "eager" if self != Scenario::Allreduce => {
+                    "left out: only allreduce has it"
+                }
                 "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
                 "bytes" | "count" if is_endless => "left out: the flows of this scenario have no end",
                 "bytes" if is_random => "left out: websearch has sizes by chance",
@@ -180,6 +195,26 @@ impl Scenario {
             return Err(Wrong::new(option, value, right));
         }
         Ok(())
+    }
+}
+
+/// What the ranks of a topology do.
+fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> AllreduceSection {
+    let default = AllreduceSection::default();
+    let of_leaf = match topology {
+        Shape::LeafSpine { hosts_per_leaf, .. } => *hosts_per_leaf,
+        _ => ranks,
+    };
+    let fits =
+        |each: &usize| ranks.is_multiple_of(*each) && of_leaf.is_multiple_of(*each) && ranks / *each > 1;
+    AllreduceSection {
+        ranks: (ranks != topology.hosts()).then_some(ranks),
+        ranks_per_host: options.ranks_per_host.unwrap_or([8, 4, 2].into_iter().find(fits).unwrap_or(1)),
+        algorithm: options.algorithm.clone().unwrap_or(default.algorithm),
+        bytes: options.bytes.clone().unwrap_or(default.bytes),
+        count: options.count.unwrap_or(default.count),
+        chunk: options.chunk,
+        eager: options.eager,
     }
 }
 

@@ -1,5 +1,7 @@
 //! When each host is to be polled next.
 
+use std::time::Duration;
+
 use ferroce::Nanos;
 
 /// One time for each host. A tree of which each node has the earlier of the two times below it, in one piece of memory:
@@ -7,12 +9,31 @@ use ferroce::Nanos;
 pub(super) struct Wakes {
     /// The root is 1, below node n are 2n and 2n + 1, and the second half are the hosts.
     nodes: Vec<Nanos>,
+    /// How long after a poll a host is polled again at the earliest.
+    interval: Duration,
+    /// When each host was polled.
+    polled: Vec<Option<Nanos>>,
 }
 
 impl Wakes {
     /// For so many hosts, none of which is to be polled.
-    pub(super) fn new(hosts: usize) -> Wakes {
-        Wakes { nodes: vec![Nanos::NEVER; 2 * hosts.next_power_of_two()] }
+    pub(super) fn new(hosts: usize, interval: Duration) -> Wakes {
+        let nodes = vec![Nanos::NEVER; 2 * hosts.next_power_of_two()];
+        Wakes { nodes, interval, polled: vec![None; hosts] }
+    }
+
+    /// A host is to be polled, not before it may.
+    pub(super) fn wake(&mut self, host: usize, time: Nanos) {
+        let earliest = self.polled[host].map_or(Nanos::ZERO, |polled| polled + self.interval);
+        let time = time.max(earliest);
+        if time < self.of(host) {
+            self.set(host, time);
+        }
+    }
+
+    /// A host is polled.
+    pub(super) fn polled(&mut self, host: usize, now: Nanos) {
+        self.polled[host] = Some(now);
     }
 
     /// When the first of them is to be polled; [`Nanos::NEVER`] if none is.
@@ -21,11 +42,11 @@ impl Wakes {
     }
 
     /// When a host is to be polled.
-    pub(super) fn of(&self, host: usize) -> Nanos {
+    fn of(&self, host: usize) -> Nanos {
         self.nodes[self.leaf(host)]
     }
 
-    pub(super) fn set(&mut self, host: usize, time: Nanos) {
+    fn set(&mut self, host: usize, time: Nanos) {
         let mut node = self.leaf(host);
         self.nodes[node] = time;
         while node > 1 {
@@ -67,7 +88,7 @@ mod tests {
     fn hosts_come_when_their_time_has_come() {
         let mut chance = Chance::new(1, 0, 0);
         for hosts in [1, 2, 3, 16, 17] {
-            let mut wakes = Wakes::new(hosts);
+            let mut wakes = Wakes::new(hosts, Duration::ZERO);
             let mut expected = vec![Nanos::NEVER; hosts];
             for now in 0..2000 {
                 for _ in 0..2 {
@@ -83,7 +104,7 @@ mod tests {
                 assert_eq!(taken, due);
                 due.into_iter().for_each(|host| expected[host] = Nanos::NEVER);
             }
-            assert_eq!(Wakes::new(hosts).pop(Nanos::NEVER), None);
+            assert_eq!(Wakes::new(hosts, Duration::ZERO).pop(Nanos::NEVER), None);
         }
     }
 }

@@ -5,34 +5,27 @@ use std::collections::BinaryHeap;
 use std::time::{Duration, Instant};
 
 use ferroce::{CongestionControl, Memory, Nanos};
-use ferroce_driver::sim::fabric::{Built, Fabric, HostId, Part, address};
+use ferroce_driver::sim::fabric::{Built, Fabric, HostId, address};
 
 use super::host::{Host, News, PIECE};
 use super::outcome::{FlowOutcome, HostCounters, MessageOutcome, Outcome};
-use super::plan::{Failing, Plan};
+use super::plan::{BEGIN, Plan};
 use super::wakes::Wakes;
 use super::watch::Watch;
 use super::ways::Ways;
 use crate::failure::{Failure, OrFail};
 
-/// How far a run has come.
-pub(crate) struct Progress {
-    /// Virtual time that has gone by, and all of it.
-    pub(crate) now: Duration,
-    pub(crate) of: Duration,
-    pub(crate) messages_completed: usize,
-}
-
-/// Carries out a plan. `progress` is told of each sample at least, and ends the run by returning `false`.
+/// Carries out a plan. `progress` is told at each sample at least which part of it is done, and ends the run by
+/// returning `false`.
 #[cfg(test)]
-pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Outcome, Failure> {
+pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(f64) -> bool) -> Result<Outcome, Failure> {
     run_observed(plan, progress, |_| Ok(()))
 }
 
 /// The same, with a look at the fabric before it begins.
 pub(crate) fn run_observed(
     plan: &Plan,
-    progress: &mut dyn FnMut(Progress) -> bool,
+    progress: &mut dyn FnMut(f64) -> bool,
     observe: impl FnOnce(&Built) -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
     let start = Instant::now();
@@ -42,9 +35,6 @@ pub(crate) fn run_observed(
     world.go_on(progress)?;
     Ok(world.outcome(set_up, start.elapsed() - set_up))
 }
-
-/// Of virtual time, when a run begins: contexts do not like to be told of zero.
-pub(super) const BEGIN: Nanos = Nanos(1_000_000);
 
 /// Turns of a run after which progress is told at the latest: somebody may want to end it.
 const TURNS: u32 = 1 << 14;
@@ -61,8 +51,6 @@ struct World<'a> {
     /// What the plan wants at a time.
     agenda: BinaryHeap<Reverse<(Nanos, Item)>>,
     watch: Watch,
-    /// When each host was polled.
-    polled: Vec<Option<Nanos>>,
     polls: u64,
     completed: usize,
 }
@@ -89,19 +77,7 @@ struct Delivery {
 
 impl<'a> World<'a> {
     fn new(plan: &'a Plan) -> Result<World<'a>, Failure> {
-        let mut topology = plan.topology.clone();
-        let frame = u64::from(plan.transport.path_mtu.bytes()) + 100;
-        for cable in &topology.links {
-            for end in cable.ends {
-                let (Part::Host(host), Some(rate)) = (end, cable.link.rate) else { continue };
-                // Enough for the time between two polls, twice.
-                let bits = plan.transport.poll_interval.as_nanos() as u64 * (rate / 1_000_000_000).max(1);
-                if let Some(host) = topology.hosts.get_mut(host) {
-                    host.tx_frames = (2 * bits / 8 / frame + 1).clamp(4, 256) as u32;
-                }
-            }
-        }
-        let built = topology.build(plan.seed, plan.fabric)?;
+        let built = plan.build()?;
         let mut queue_pairs = vec![0; built.hosts.len()];
         let mut ends = Vec::new();
         for flow in &plan.flows {
@@ -115,8 +91,8 @@ impl<'a> World<'a> {
         let mut hosts = Vec::new();
         for (number, queue_pairs) in queue_pairs.iter().enumerate() {
             let port = built.fabric.open(built.hosts[number])?;
-            let secrets = (plan.seed, memory.share()?);
-            hosts.push(Host::open(Box::new(port), number, *queue_pairs, secrets, &plan.transport)?);
+            let (config, memory) = (plan.config(number), memory.share()?);
+            hosts.push(Host::open(Box::new(port), config, *queue_pairs, memory, &plan.transport)?);
         }
         for (flow, [from, to]) in plan.flows.iter().zip(&ends) {
             let [here, there] = [hosts[flow.from].end(*from)?, hosts[flow.to].end(*to)?];
@@ -140,16 +116,7 @@ impl<'a> World<'a> {
             }
         }
         let fabric = built.fabric.clone();
-        for outage in &plan.failures {
-            let changes = [(Some(outage.from), false), (outage.until, true)];
-            for (time, is_up) in changes.into_iter().filter_map(|(time, is_up)| Some((BEGIN + time?, is_up)))
-            {
-                match outage.of {
-                    Failing::Link(link) => fabric.set_link(built.links[link], is_up, time),
-                    Failing::Switch(switch) => fabric.set_switch(built.switches[switch], is_up, time),
-                }
-            }
-        }
+        plan.fail(&built);
         let watch = Watch::new(plan, &built, &ends);
         Ok(World {
             plan,
@@ -158,16 +125,15 @@ impl<'a> World<'a> {
             hosts,
             ends,
             messages,
-            wakes: Wakes::new(plan.topology.hosts.len()),
+            wakes: Wakes::new(plan.topology.hosts.len(), plan.transport.poll_interval),
             agenda,
             watch,
-            polled: vec![None; plan.topology.hosts.len()],
             polls: 0,
             completed: 0,
         })
     }
 
-    fn go_on(&mut self, progress: &mut dyn FnMut(Progress) -> bool) -> Result<(), Failure> {
+    fn go_on(&mut self, progress: &mut dyn FnMut(f64) -> bool) -> Result<(), Failure> {
         let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
         let end = BEGIN + self.plan.duration;
         let mut sample = BEGIN + self.plan.sample;
@@ -182,7 +148,7 @@ impl<'a> World<'a> {
             let limit = self.wakes.next().min(item).min(sample).min(next(warm)).min(end);
             let now = self.fabric.advance_until_woken(limit, &mut woken);
             for host in woken.drain(..) {
-                self.wake(host.number(), now);
+                self.wakes.wake(host.number(), now);
             }
             while self.agenda.peek().is_some_and(|Reverse((time, _))| *time <= now) {
                 let Some(Reverse((_, item))) = self.agenda.pop() else { break };
@@ -203,21 +169,25 @@ impl<'a> World<'a> {
                     sample = sample + self.plan.sample;
                 }
                 warm = warm.filter(|warm| now < *warm);
-                let told = Progress {
-                    now: now.since(BEGIN),
-                    of: self.plan.duration,
-                    messages_completed: self.completed,
-                };
                 if is_over {
                     return Ok(());
                 }
-                if !progress(told) {
+                if !progress(self.part(now.since(BEGIN))) {
                     if !samples {
                         self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
                     }
                     return Ok(());
                 }
             }
+        }
+    }
+
+    /// Which part is done: a run ends with its last message, or when its time is over.
+    fn part(&self, now: Duration) -> f64 {
+        let time = now.as_secs_f64() / self.plan.duration.as_secs_f64();
+        match self.messages.len() {
+            0 => time,
+            messages => time.max(self.completed as f64 / messages as f64),
         }
     }
 
@@ -229,23 +199,13 @@ impl<'a> World<'a> {
         self.completed == self.messages.len() || is_still()
     }
 
-    /// A host is to be polled, not before it may.
-    fn wake(&mut self, host: usize, time: Nanos) {
-        let polled = self.polled[host];
-        let earliest = polled.map_or(Nanos::ZERO, |polled| polled + self.plan.transport.poll_interval);
-        let time = time.max(earliest);
-        if time < self.wakes.of(host) {
-            self.wakes.set(host, time);
-        }
-    }
-
     fn begin(&mut self, item: Item, now: Nanos) -> Result<(), Failure> {
         match item {
             Item::Message { number } => self.released(number, now),
             Item::Endless { flow, begins } => {
                 let host = self.plan.flows[flow].from;
                 self.hosts[host].set_endless(self.ends[flow][0], begins)?;
-                self.wake(host, now);
+                self.wakes.wake(host, now);
                 Ok(())
             }
         }
@@ -261,17 +221,17 @@ impl<'a> World<'a> {
         let host = self.plan.flows[message.flow].from;
         self.hosts[host].send(self.ends[message.flow][0], number as u32, message.bytes)?;
         self.messages[number].posted = Some(now);
-        self.wake(host, now);
+        self.wakes.wake(host, now);
         Ok(())
     }
 
     fn poll(&mut self, host: usize, now: Nanos) -> Result<(), Failure> {
         let mut news = Vec::new();
         self.polls += 1;
-        self.polled[host] = Some(now);
+        self.wakes.polled(host, now);
         self.hosts[host].poll(now, &mut news)?;
         if let Some(next) = self.hosts[host].context.next_timeout() {
-            self.wake(host, next);
+            self.wakes.wake(host, next);
         }
         for news in news {
             match news {
@@ -373,7 +333,7 @@ pub(super) fn time_of<'a>(messages: impl Iterator<Item = &'a MessageOutcome>, en
 #[cfg(test)]
 mod tests {
     use ferroce::{Dcqcn, PathMtu};
-    use ferroce_driver::sim::fabric::{BufferConfig, FabricConfig, PfcConfig, SwitchConfig, Topology};
+    use ferroce_driver::sim::fabric::{BufferConfig, FabricConfig, Part, PfcConfig, SwitchConfig, Topology};
     use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
     use super::*;

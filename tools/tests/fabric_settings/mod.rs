@@ -161,7 +161,7 @@ fn errors_name_the_value_and_the_remedy() {
         ("fabric incast --buffer 100TB", &["'100TB'", "'TB' is no unit, units are GB, GiB"]),
         ("fabric incast --buffer 99999999T", &["'99999999T'", "'T' is no unit"]),
         ("fabric incast --rate 99999999T", &["'99999999T'", "this is too much"]),
-        ("fabric allreduce --hosts 1", &["--hosts 1: must be at least 2 hosts, for ring"]),
+        ("fabric allreduce --hosts 1", &["--hosts 1: must be 2 to 512"]),
         (
             "fabric incast --compare frobnicate",
             &["'frobnicate'", "values of an option, as kmin=50KB,100KB", "pmax, marking"],

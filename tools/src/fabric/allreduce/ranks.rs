@@ -1,0 +1,253 @@
+//! Ranks of the real library at the hosts of a fabric, in virtual time.
+
+use std::time::Duration;
+
+use ferroce::{Context, Memory, Nanos};
+use ferroce_collectives::{
+    Buffer, Card, Collectives, Communicator, DataType, Error, Explanation, Measurement, Model, Operation,
+    Options, Reduction, Request,
+};
+use ferroce_driver::sim::fabric::{Fabric, HostId};
+
+use super::section::AllreduceSection;
+use crate::fabric::plan::{BEGIN, Plan};
+use crate::fabric::report::legible_time;
+use crate::fabric::wakes::Wakes;
+use crate::failure::{Failure, OrFail};
+
+/// Buffers of all ranks together, up to which each rank has one of its own.
+const OWN_BYTES: u64 = 1 << 30;
+/// Bytes of an element.
+const ELEMENT: u64 = 8;
+/// Turns after which progress is told at the latest.
+const TURNS: u32 = 1 << 14;
+
+/// All of them, in one thread.
+pub(super) struct Ranks {
+    fabric: Fabric,
+    each: Vec<Rank>,
+    wakes: Wakes,
+    now: Nanos,
+    /// How long an operation may take.
+    limit: Duration,
+    turns: u32,
+    /// The length of the buffers that each rank has for itself, so far.
+    own_bytes: u64,
+    /// The longest that they may have.
+    most_own_bytes: u64,
+}
+
+struct Rank {
+    collectives: Collectives,
+    all: Communicator,
+    /// For what is checked.
+    own: Buffer,
+    /// Bytes that all ranks have in common, for what is longer.
+    common: Option<Buffer>,
+}
+
+/// Whether to go on.
+pub(super) type Told<'a> = dyn FnMut() -> bool + 'a;
+
+/// The longest of these sizes that each rank has a buffer of its own for.
+pub(super) fn own_bytes(sizes: &[u64], ranks: usize) -> u64 {
+    sizes.iter().copied().filter(|bytes| bytes * ranks as u64 <= OWN_BYTES).max().unwrap_or(ELEMENT)
+}
+
+impl Ranks {
+    /// They have met, and none is connected. `options` are those of the library.
+    pub(super) fn meet(plan: &Plan, section: &AllreduceSection, options: &Options) -> Result<Ranks, Failure> {
+        let built = plan.build()?;
+        plan.fail(&built);
+        let size = section.size(built.hosts.len());
+        let transport = &plan.transport;
+        let options = |rank: usize| {
+            options
+                .host((rank / section.ranks_per_host) as u128)
+                .path_mtu(transport.path_mtu)
+                .traffic_class(transport.dscp << 2)
+                .ack_timeout(Duration::from_nanos(4096 << transport.timeout))
+        };
+        let mut opened = Vec::new();
+        let mut cards: Vec<Card> = Vec::new();
+        for rank in 0..size {
+            let port = built.fabric.open(built.hosts[rank])?;
+            let mut collectives = Collectives::new(Context::open(Box::new(port), &plan.config(rank))?)?;
+            cards.push(collectives.card(&options(rank))?);
+            opened.push(collectives);
+        }
+        let sizes = section.bytes.sizes();
+        let most_own_bytes = own_bytes(&sizes, size);
+        let longest = sizes.last().copied().filter(|longest| *longest > most_own_bytes);
+        let common = longest.map(|longest| Memory::shared(longest as usize)).transpose();
+        let common = common.or_fail(|| "memory of the ranks".into())?;
+        let join = |(rank, mut collectives): (usize, Collectives)| -> Result<Rank, Failure> {
+            let all = collectives.join_with(rank as u32, &cards, &options(rank))?;
+            let own = collectives.allocate_private(ELEMENT as usize)?;
+            let share = |memory: &Memory| Ok::<_, Failure>(collectives.register(memory.share()?)?);
+            let common = common.as_ref().map(share).transpose()?;
+            Ok(Rank { collectives, all, own, common })
+        };
+        let each: Vec<Rank> = opened.into_iter().enumerate().map(join).collect::<Result<_, _>>()?;
+        let wakes = Wakes::new(built.hosts.len(), transport.poll_interval);
+        let limit = plan.duration;
+        Ok(Ranks {
+            fabric: built.fabric,
+            each,
+            wakes,
+            now: BEGIN,
+            limit,
+            turns: 0,
+            own_bytes: ELEMENT,
+            most_own_bytes,
+        })
+    }
+
+    /// What messages cost, as the ranks measure it; `None` if it is not to go on.
+    pub(super) fn measure(&mut self, told: &mut Told<'_>) -> Result<Option<Model>, Failure> {
+        let begin = |rank: &mut Rank| rank.collectives.start_measuring(rank.all);
+        let mut under_way: Vec<Measurement> =
+            self.each.iter_mut().map(begin).collect::<Result<_, Error>>()?;
+        let mut model = None;
+        let step = |rank: &mut Rank, number: usize| {
+            let measured = rank.collectives.measured(&mut under_way[number])?;
+            model = measured.or(model);
+            Ok(measured.is_some())
+        };
+        let what = || "the measurement of latency and bandwidth".to_owned();
+        Ok(self.go_on(told, &what, step)?.and(model))
+    }
+
+    /// The choice for an all-reduce of so many bytes.
+    pub(super) fn explain(&self, bytes: u64) -> Result<Explanation, Failure> {
+        let rank = &self.each[0];
+        Ok(rank.collectives.explain(rank.all, &self.operation(0, bytes))?)
+    }
+
+    /// How long an all-reduce of so many bytes takes, from its start at all ranks to its end at the last one; `None` if it is not
+    /// to go on. Every element is checked, if ranks have memory of their own.
+    pub(super) fn all_reduce(
+        &mut self,
+        bytes: u64,
+        told: &mut Told<'_>,
+    ) -> Result<Option<Duration>, Failure> {
+        let is_own = bytes <= self.most_own_bytes;
+        if is_own {
+            self.make_room(bytes)?;
+            self.fill(bytes)?;
+        }
+        let mut requests: Vec<Request> = Vec::new();
+        for number in 0..self.each.len() {
+            let operation = self.operation(number, bytes);
+            let Rank { collectives, all, .. } = &mut self.each[number];
+            requests.push(collectives.start(*all, &operation)?);
+        }
+        let what = || format!("an all-reduce of {bytes} bytes");
+        let step = |rank: &mut Rank, number: usize| rank.collectives.has_ended(requests[number]);
+        let time = self.go_on(told, &what, step)?;
+        if is_own && time.is_some() {
+            self.check(bytes)?;
+        }
+        Ok(time)
+    }
+
+    /// Events of the fabric, and the hash of all its frames.
+    pub(super) fn trace(&self) -> (u64, u64) {
+        (self.fabric.events(), self.fabric.trace_hash())
+    }
+
+    fn operation(&self, number: usize, bytes: u64) -> Operation {
+        let rank = &self.each[number];
+        let buffer = if bytes <= self.most_own_bytes { rank.own } else { rank.common.unwrap_or(rank.own) };
+        let count = (bytes / ELEMENT) as usize;
+        Operation::all_reduce(buffer, buffer, count, DataType::U64, Reduction::Sum)
+    }
+
+    /// Polls the ranks until `step` has said of each that it is done, and returns how long that took.
+    fn go_on(
+        &mut self,
+        told: &mut Told<'_>,
+        what: &dyn Fn() -> String,
+        mut step: impl FnMut(&mut Rank, usize) -> Result<bool, Error>,
+    ) -> Result<Option<Duration>, Failure> {
+        let Ranks { fabric, each, wakes, now, limit, turns, .. } = self;
+        let (start, end) = (*now, *now + *limit);
+        let of_rank = |rank: usize, error: Error| Failure::run(format!("rank {rank}: {error}"));
+        let mut is_done = vec![false; each.len()];
+        let mut left = each.len();
+        let mut woken: Vec<HostId> = Vec::new();
+        (0..each.len()).for_each(|rank| wakes.wake(rank, start));
+        while left > 0 {
+            *now = fabric.advance_until_woken(wakes.next().min(end), &mut woken);
+            woken.drain(..).for_each(|host| wakes.wake(host.number(), *now));
+            while let Some(number) = wakes.pop(*now) {
+                wakes.polled(number, *now);
+                let Some(rank) = each.get_mut(number) else { continue };
+                let moved = rank.collectives.poll(*now).map_err(|error| of_rank(number, error))?;
+                if !is_done[number] && step(rank, number).map_err(|error| of_rank(number, error))? {
+                    is_done[number] = true;
+                    left -= 1;
+                }
+                let timeout = rank.collectives.context().next_timeout().unwrap_or(Nanos::NEVER);
+                let next = if moved { *now } else { timeout.min(rank.collectives.next_look()) };
+                if next != Nanos::NEVER {
+                    wakes.wake(number, next);
+                }
+            }
+            if *now >= end && left > 0 {
+                let limit = legible_time(*limit);
+                let problem = format!("{} has not ended after {limit}; --limit gives more time", what());
+                return Err(Failure::run(problem));
+            }
+            *turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS) && !told() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(now.since(start)))
+    }
+
+    /// Longer buffers, where those of before are too short. These stay: a peer's ACK may be on its way.
+    fn make_room(&mut self, bytes: u64) -> Result<(), Failure> {
+        if bytes > self.own_bytes {
+            for rank in &mut self.each {
+                rank.own = rank.collectives.allocate_private(bytes as usize)?;
+            }
+            self.own_bytes = bytes;
+        }
+        Ok(())
+    }
+
+    /// Gives each element of each rank a value of its own.
+    fn fill(&mut self, bytes: u64) -> Result<(), Failure> {
+        for (number, rank) in (0..).zip(&mut self.each) {
+            let own = &mut rank.collectives.bytes_mut(rank.own)?[..bytes as usize];
+            for (at, element) in (0..).zip(own.as_chunks_mut::<8>().0) {
+                *element = value(number, at).to_ne_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, bytes: u64) -> Result<(), Failure> {
+        let ranks = 0..self.each.len() as u64;
+        let [first, second] = [0, 1].map(|at| ranks.clone().map(|rank| value(rank, at)).sum::<u64>());
+        for (number, rank) in self.each.iter().enumerate() {
+            let own = &rank.collectives.bytes(rank.own)?[..bytes as usize];
+            for (at, element) in (0..).zip(own.as_chunks::<8>().0) {
+                let (found, right) = (u64::from_ne_bytes(*element), first + at * (second - first));
+                if found != right {
+                    return Err(Failure::run(format!(
+                        "rank {number}, element {at} of {bytes} bytes: {found} instead of {right}"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a rank has at a place; in proportion to it, but for what the rank adds.
+fn value(rank: u64, at: u64) -> u64 {
+    (rank + 1) * (rank + 3) + ((at * (2 * rank + 1)) << 16)
+}
