@@ -229,7 +229,7 @@ impl Measurement {
         let (Series { way, is_long }, _) = self.series[series];
         match way {
             Way::Gather(algorithm) => {
-                let bytes = if is_long { long } else { SHORT };
+                let bytes = if is_long { self.block(algorithm) } else { SHORT };
                 let own = room.at((bytes * communicator.rank as usize) as u64);
                 (vec![Operation::all_gather(own, room, bytes, DataType::U8)], algorithm)
             }
@@ -241,6 +241,13 @@ impl Measurement {
                 (vec![send, receive], Algorithm::Direct)
             }
         }
+    }
+
+    /// Bytes that each rank sends to each other one. To all at once they are what is copied: nobody waits for a place then, as in the
+    /// operations for which direct exchange is taken.
+    fn block(&self, algorithm: Algorithm) -> usize {
+        const COPIED: usize = 32 << 10;
+        if algorithm == Algorithm::Direct { self.long.min(COPIED) } else { self.long }
     }
 
     /// What the series say of this rank.
@@ -268,7 +275,7 @@ impl Measurement {
             let (short, bytes) = times(way);
             [short / 2.0, bytes / 2.0 / (BLOCKS / 2) as f64 / long]
         });
-        let exchanged = bytes_at_once / others / long;
+        let exchanged = bytes_at_once / others / self.block(Algorithm::Direct) as f64;
         Seconds { latency, overhead, byte, exchanged, halving, hosts, reduced: self.reduced }
     }
 }
