@@ -7,16 +7,20 @@ use std::fs::{self, File};
 use std::process::{Command, Output, Stdio};
 
 use ends::{Ferroce, alone};
+use ferroce::{Config, Context};
+use ferroce_collectives::{Collectives, Options};
+use ferroce_driver::loopback::{Switch, SwitchConfig};
 use serde_json::Value;
 
 /// A run of each sub-command that needs no rights and no peer. `--json` can be added to those that have it.
-const RUNS: [(&str, bool); 14] = [
+const RUNS: [(&str, bool); 15] = [
     ("collective all_reduce -g 2 -e 64 -n 2", true),
     ("demo -d loopback --tensors 2 --rounds 1", true),
     ("devinfo", true),
     ("dissect CAPTURE", true),
     ("doctor -d loopback", true),
     ("fabric incast --hosts 2 --count 1 --bytes 4KB", true),
+    ("flight RECORDING", true),
     ("perf write bw -d loopback -n 10", true),
     ("pingpong -d loopback -n 10", false),
     ("replay CAPTURE", true),
@@ -41,10 +45,27 @@ fn shown() -> Ferroce {
     server
 }
 
+/// A file that `flight` reads, of a communicator that has done nothing.
+fn recording() -> String {
+    let path = format!("{}/flight-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let mut ranks = [1, 2].map(|host| {
+        let port = switch.port(&[[10, 0, 0, host].into()]);
+        Collectives::new(Context::open(Box::new(port), &Config::default()).unwrap()).unwrap()
+    });
+    let options = Options::default();
+    let cards = ranks.each_mut().map(|rank| rank.card(&options).unwrap());
+    ranks[0].join_with(0, &cards, &options).unwrap();
+    ranks[0].flight_recorder().unwrap().dump(path.as_ref()).unwrap();
+    path
+}
+
 /// All runs, as text and as JSON.
 fn all_runs(shown: &Ferroce) -> Vec<String> {
-    let fill =
-        |arguments: &str| arguments.replace("CAPTURE", CAPTURE).replace("PID", &shown.pid().to_string());
+    let (pid, recording) = (shown.pid().to_string(), recording());
+    let fill = |arguments: &str| {
+        arguments.replace("CAPTURE", CAPTURE).replace("RECORDING", &recording).replace("PID", &pid)
+    };
     let texts = RUNS.iter().map(|(arguments, _)| fill(arguments));
     let jsons = RUNS.iter().filter(|(_, json)| *json).map(|(arguments, _)| fill(arguments) + " --json");
     let others =

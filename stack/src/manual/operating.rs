@@ -19,7 +19,8 @@
 //! [`Context::counters`] is what the protocol counts: packets by kind, what was sent again, and each reason for which a packet is
 //! dropped. Names are those of `mlx5_ib`'s and `rdma_rxe`'s `hw_counters` where those count the same. [`Context::metrics`] is
 //! everything in numbers, and prints itself as Prometheus text. [`Context::export`] lets other processes of the same user read it:
-//! `ferroce stat` (a table, `--json`, `--watch 1`, or `--listen` for Prometheus).
+//! `ferroce stat` (a table, `--json`, `--watch 1`, or `--listen` for Prometheus). Collectives are there too, and `ferroce flight` tells
+//! which of their ranks hangs or comes late.
 //!
 //! | what grows | what it means |
 //! |---|---|
