@@ -139,7 +139,6 @@ fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
             assert!(found, "no {name} with {labels} in\n{prometheus}");
         }
         let has_peers = prometheus.contains(&format!("{labels},peer=\"1\""));
-        assert_eq!(has_peers, prometheus.contains("ferroce_collective_sent_bytes_total{"), "{prometheus}");
         assert!(memory == "required" || has_peers, "{prometheus}");
     }
 }
@@ -154,13 +153,13 @@ fn a_rank_that_hangs_is_told_from_recordings_alone() {
     ranks.report_when(|report| calls(report) >= 50);
     // While it hangs its memory is read as ever.
     signal(ranks.0[1].id(), Signal::STOP);
-    let report = ranks.report_when(|report| finding(report, "hangs").is_some_and(|found| found["rank"] == 1));
+    let report = ranks.report_when(|report| {
+        let text = finding(report, "hangs").and_then(|found| found["text"].as_str());
+        // Once all have waited for long.
+        text.is_some_and(|text| text.starts_with("ranks 0, 2 and 3 wait for rank 1 in "))
+    });
     let found = finding(&report, "hangs").unwrap()["text"].as_str().unwrap();
-    assert!(
-        found.starts_with("ranks 0, 2 and 3 wait for rank 1 in ")
-            && found.contains("all_reduce of 16384 f32"),
-        "{found}"
-    );
+    assert!(found.contains("all_reduce of 16384 f32"), "{found}");
     assert!(found.contains("it computes, hangs or is stopped"), "{found}");
     // The others leave files when they are asked; that it can't tells of it, too.
     for rank in [0, 2, 3] {

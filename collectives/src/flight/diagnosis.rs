@@ -108,7 +108,9 @@ pub enum Why {
     HasNotCalled {
         /// How many operations of all ranks it has called.
         calls: u64,
-        /// The last that it has, and how long ago that ended.
+        /// The one that it is in.
+        within: Option<String>,
+        /// The last that has ended there, and how long ago.
         last: Option<(String, Duration)>,
         /// How long ago it has polled.
         polled: Duration,
@@ -127,6 +129,8 @@ pub enum Why {
 
 /// Nothing has moved for so long: shorter, and it is work.
 const LONG: Duration = Duration::from_secs(1);
+/// Whoever has not polled for so long does something else: one that waits polls all the time.
+const SILENT: Duration = Duration::from_millis(100);
 /// A rank is late if it is so many times as late as the next one.
 const OUTSTANDING: u32 = 2;
 /// Chunks tell how quick a link is from so many bytes on.
@@ -177,7 +181,8 @@ impl Member<'_> {
                 .iter()
                 .rev()
                 .find_map(|last| Some((last.operation.clone(), self.ago(last.ended?))));
-            return Some(Why::HasNotCalled { calls: self.own.calls, last, polled });
+            let within = self.own.under_way().next().map(|of| of.operation.clone());
+            return Some(Why::HasNotCalled { calls: self.own.calls, within, last, polled });
         }
         (polled >= LONG).then_some(Why::DoesNotPoll { polled })
     }
@@ -378,15 +383,16 @@ impl fmt::Display for Why {
             Why::Unknown => f.write_str(
                 "there is no recording of it; its process has ended, or its recording is not here",
             ),
-            Why::HasNotCalled { calls, last, polled } => {
+            Why::HasNotCalled { calls, within, last, polled } => {
                 write!(f, "its program has not called that")?;
-                match last {
-                    Some((last, ago)) => {
+                match (within, last) {
+                    (Some(within), _) => write!(f, "; it is in {within}")?,
+                    (None, Some((last, ago))) => {
                         write!(f, "; its last was {last}, which ended {} before", Time(*ago))?
                     }
-                    None => write!(f, "; it has called {calls} operations")?,
+                    (None, None) => write!(f, "; it has called {calls} operations")?,
                 }
-                match *polled >= LONG {
+                match *polled >= SILENT {
                     true => write!(
                         f,
                         ", and it has not polled for {}: it computes, hangs or is stopped",
