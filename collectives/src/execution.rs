@@ -166,15 +166,10 @@ impl Execution {
     }
 
     /// An operation that has no steps: it is carried out elsewhere, until [`end`](Execution::end) says that it is done.
-    pub(crate) fn elsewhere(
-        (id, record): (u64, u64),
-        call: Call,
-        places: Places,
-        arithmetic: What,
-    ) -> Execution {
+    pub(crate) fn elsewhere(id: u64, call: Call, places: Places, arithmetic: What) -> Execution {
         let of_no_plan = u64::MAX;
         let execution = Execution::new((id, of_no_plan), call, Schedule::default(), places, arithmetic);
-        Execution { left: 1, record, ..execution }
+        Execution { left: 1, ..execution }
     }
 
     /// The same once more, after its end. Scratch memory comes with its beginning.

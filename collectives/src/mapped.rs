@@ -94,9 +94,6 @@ pub(crate) struct Job {
     pub(crate) count: usize,
     /// Where blocks end, if they differ.
     pub(crate) ends: Option<Vec<usize>>,
-    /// Its number in the log, and when it began.
-    pub(crate) record: u64,
-    pub(crate) began: Nanos,
 }
 
 /// An operation under way.
@@ -110,9 +107,12 @@ struct Work {
     /// Ranks that were seen, or whose elements are copied; elements that are done, of that rank if they are copied.
     seen: usize,
     done: usize,
-    /// The rank that is waited for until all have begun, and how long that took.
+    /// Its number in the log, and when it began.
+    record: u64,
+    began: Nanos,
+    /// The rank that is waited for until all have begun, and how long that took, unless all that follows is short.
     last: Option<u32>,
-    waited: Duration,
+    waited: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,8 +206,10 @@ impl Mapped {
             is_inline,
             seen: 0,
             done: 0,
+            record: 0,
+            began: Nanos::ZERO,
             last: None,
-            waited: Duration::ZERO,
+            waited: None,
         };
         // What is long is for those who wait for it.
         while self.queue.is_empty() {
@@ -233,6 +235,11 @@ impl Mapped {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// The number of the oldest operation in the log, if it has begun.
+    pub(crate) fn record(&self) -> Option<u64> {
+        self.queue.front().filter(|work| work.phase != Phase::Begin).map(|work| work.record)
     }
 
     /// A rank that the oldest operation waits for.
@@ -281,6 +288,8 @@ impl Desk {
         match work.phase {
             Phase::Begin => {
                 self.begin(work, bench)?;
+                // Behind what the others wait for.
+                work.log_begin(bench);
                 work.phase = Phase::Gather;
                 Ok(Step::Moved)
             }
@@ -292,9 +301,8 @@ impl Desk {
                     }
                     if work.seen == self.ranks.len() {
                         (work.phase, work.seen) = (Phase::Compute, 0);
-                        if let Some(last) = work.last {
-                            work.waited = bench.clock.now().since(work.job.began);
-                            bench.log.waited(work.job.record, last, work.waited);
+                        if work.last.is_some() && !work.is_inline {
+                            work.waited = Some(bench.clock.now().since(work.began));
                         }
                         return Ok(Step::Moved);
                     }
@@ -634,9 +642,22 @@ impl Rank {
 }
 
 impl Work {
+    fn log_begin(&mut self, bench: &mut Bench<'_>) {
+        let Job { call, lengths, .. } = &self.job;
+        let bytes = self.job.bytes(lengths.0.max(lengths.1)) as u64;
+        self.began = bench.clock.now();
+        self.record = bench.log.called(call, bytes, 1, true);
+        bench.log.began(self.record, self.began);
+    }
+
     fn log_end(&self, bench: &mut Bench<'_>) {
-        let late = self.last.map(|last| (last, self.waited)).filter(|(_, waited)| *waited > LATE);
-        bench.log.ended(self.job.record, bench.clock.now(), late);
+        let now = bench.clock.now();
+        let waited = self.waited.unwrap_or_else(|| now.since(self.began));
+        let last = self.last.map(|last| (last, waited));
+        if let Some((last, waited)) = last {
+            bench.log.waited(self.record, last, waited);
+        }
+        bench.log.ended(self.record, now, last.filter(|(_, waited)| *waited > LATE));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What is written: one word after the other, by the thread that owns the communicators. Whoever reads may see an operation
 //! between two words of it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::channel::message::{Call, Header, Purpose};
 pub(crate) struct Log {
     memory: Option<Arc<Segment>>,
     base: usize,
-    count: u64,
+    count: Cell<u64>,
 }
 
 impl Log {
@@ -32,7 +33,7 @@ impl Log {
                 .step_by(8)
                 .for_each(|word| memory.word(word).store(0, Ordering::Relaxed));
         }
-        let log = Log { memory, base: place.map_or(0, |(base, _)| base), count: 0 };
+        let log = Log { memory, base: place.map_or(0, |(base, _)| base), count: Cell::new(0) };
         log.set(at::PLACE, pair(rank, size));
         if let Some(memory) = &log.memory {
             memory.word(log.base + at::COMMUNICATOR).store(communicator.max(1), Ordering::Release);
@@ -62,9 +63,9 @@ impl Log {
     }
 
     /// An operation is called. Returns its number.
-    pub(crate) fn called(&mut self, call: &Call, bytes: u64, steps: usize, is_mapped: bool) -> u64 {
-        let number = self.count;
-        self.count += 1;
+    pub(crate) fn called(&self, call: &Call, bytes: u64, steps: usize, is_mapped: bool) -> u64 {
+        let number = self.count.get();
+        self.count.set(number + 1);
         let Some(memory) = &self.memory else { return number };
         let base = self.base + operation(number);
         memory.word(base + at::NUMBER).store(0, Ordering::Relaxed);
@@ -89,7 +90,7 @@ impl Log {
             memory.word(base + field).store(value, Ordering::Relaxed);
         }
         memory.word(base + at::NUMBER).store(number + 1, Ordering::Release);
-        self.set(at::COUNT, self.count);
+        self.set(at::COUNT, number + 1);
         if call.number & (Call::OF_TWO | Call::OWN) == 0 {
             self.change(at::CALLS, |calls| calls + 1);
         }
@@ -194,7 +195,7 @@ impl Log {
 
     /// Where an operation is, if it is still kept.
     fn kept(&self, number: u64) -> Option<usize> {
-        (self.memory.is_some() && number + at::KEPT as u64 >= self.count).then(|| operation(number))
+        (self.memory.is_some() && number + at::KEPT as u64 >= self.count.get()).then(|| operation(number))
     }
 
     fn of(&self, number: u64, field: usize, value: u64) {

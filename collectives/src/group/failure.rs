@@ -137,7 +137,11 @@ impl Group {
         };
         peers.sort_unstable();
         peers.dedup();
-        self.log.waits(execution.record, &peers);
+        let record = match &self.mapped {
+            Ok(mapped) if !execution.has_steps() => mapped.record(),
+            _ => Some(execution.record),
+        };
+        record.iter().for_each(|record| self.log.waits(*record, &peers));
         let call = execution.call;
         if !execution.has_steps()
             && let Some((peer, theirs)) =

@@ -26,10 +26,7 @@ impl Group {
         let counts = operation.sent.as_ref().or(operation.received.as_ref());
         let ends = counts.map(|counts| ends(counts));
         let (root, count) = (operation.root as usize, operation.count);
-        let (began, bytes) = (process.clock.now(), self.bytes_of(operation, plan));
-        let record = self.log.called(&call, bytes, 1, true);
-        self.log.began(record, began);
-        let job = Job { id, call, places, what, root, lengths, count, ends, record, began };
+        let job = Job { id, call, places, what, root, lengths, count, ends };
         let is_first = self.executions.is_empty();
         let Group { mapped: Ok(mapped), wake, log, .. } = self else { return id };
         let mut bench = bench(process, wake, log, 1);
@@ -38,9 +35,9 @@ impl Group {
         if has_ended && is_first {
             // Nobody has to remember it.
             self.first += 1;
-            self.idle_since = began;
+            self.idle_since = process.now;
         } else {
-            let mut execution = Execution::elsewhere((id, record), call, places, what);
+            let mut execution = Execution::elsewhere(id, call, places, what);
             if has_ended {
                 execution.end();
                 self.is_dirty = true;
