@@ -21,6 +21,11 @@ pub(crate) struct Time(pub(crate) Duration);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rate(pub(crate) u64);
 
+/// A time as reports for programs have it: nanoseconds.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// What a quantity is counted in: a suffix, and how many it stands for. The first ones are printed.
 type Units = &'static [(&'static str, u64)];
 

@@ -111,9 +111,9 @@ impl Group {
         is_own: bool,
     ) -> Result<u64, Error> {
         let plan = self.check(operation, buffers, forced)?;
-        let Checked { algorithm, .. } = self.plans.checked(plan);
+        let Checked { lengths, algorithm, .. } = self.plans.checked(plan);
         if algorithm == Algorithm::Mapped {
-            return Ok(self.start_mapped(process, operation, plan, is_own));
+            return Ok(self.start_mapped(process, operation, lengths, is_own));
         }
         let call = self.call(operation, algorithm, is_own);
         let begun = self.begin(process, operation, plan, call);
@@ -157,7 +157,7 @@ impl Group {
     }
 
     /// Bytes of an operation's input or output, whichever is longer.
-    pub(super) fn bytes_of(&self, operation: &Operation, plan: u64) -> u64 {
+    fn bytes_of(&self, operation: &Operation, plan: u64) -> u64 {
         let Checked { lengths, .. } = self.plans.checked(plan);
         (lengths.0.max(lengths.1) * operation.data_type.size()) as u64
     }

@@ -1,7 +1,6 @@
 //! Operations on memory that all ranks have mapped.
 
 use super::calls::ends;
-use super::plans::Checked;
 use super::*;
 use crate::fallback;
 use crate::options::SharedMemory;
@@ -16,10 +15,9 @@ impl Group {
         &mut self,
         process: &mut Process<'_>,
         operation: &Operation,
-        plan: u64,
+        lengths: (usize, usize),
         is_own: bool,
     ) -> u64 {
-        let Checked { lengths, .. } = self.plans.checked(plan);
         let id = self.first + self.executions.len() as u64;
         let call = self.call(operation, Algorithm::Mapped, is_own);
         let (places, what) = (Places::of(operation), self.arithmetic(operation));

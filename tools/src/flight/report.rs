@@ -1,11 +1,10 @@
 //! For programs.
 
-use std::time::Duration;
-
 use ferroce_collectives::flight::{Finding, OperationRecord, PeerRecord};
 use serde::Serialize;
 
 use super::merged::{Merged, Rank, Together};
+use crate::quantity::nanos;
 
 /// A communicator. Times are nanoseconds since the Unix epoch, or long.
 #[derive(Serialize)]
@@ -179,8 +178,4 @@ impl<'a> AtRank<'a> {
             waits_for: &part.waits_for,
         }
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

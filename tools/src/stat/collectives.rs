@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use ferroce::{Metrics, is_unprintable};
 use ferroce_collectives::flight::{PeerRecord, RecordedCommunicator, Recording};
 
+use crate::quantity::nanos;
+
 /// A rank's part of each communicator that is in use, as Prometheus' text has it.
 pub(super) fn metrics(recordings: &[Recording]) -> Vec<Metrics> {
     let parts = recordings.iter().flat_map(|recording| {
@@ -96,10 +98,6 @@ impl fmt::Display for Part<'_> {
         }
         Ok(())
     }
-}
-
-fn nanos(time: std::time::Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A label's value.
