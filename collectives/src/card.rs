@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::Error;
 use crate::channel::Limits;
 use crate::options::{Options, SharedMemory};
+use crate::ports::{MAX_RAILS, Port};
 use crate::schedule::Algorithm;
 
 /// What the other ranks of a communicator must know of a rank: plain bytes, to be given to all by whatever means.
@@ -15,10 +16,9 @@ use crate::schedule::Algorithm;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Card {
-    pub(crate) gid: [u8; 16],
-    /// The queue pair for control messages.
-    pub(crate) qpn: U32,
-    pub(crate) qkey: U32,
+    /// Its rails, of which there are so many.
+    pub(crate) rails: [RailCard; MAX_RAILS],
+    pub(crate) rail_count: U32,
     /// Rank 0's names the communicator.
     pub(crate) nonce: U64,
     /// What only ranks of its host have too.
@@ -31,8 +31,6 @@ pub struct Card {
     pub(crate) shared_memory: U32,
     pub(crate) has_model: U32,
     pub(crate) byte_order: [u8; 4],
-    /// The largest that the rank's port has room for, in bytes.
-    pub(crate) path_mtu: U32,
     /// 1 if the rank has a device that reduces.
     pub(crate) device: U32,
     /// What ranks of its host open its board by; nonce 0 if it has none.
@@ -41,6 +39,36 @@ pub struct Card {
     pub(crate) board_bytes: U32,
     pub(crate) board_namespace: U64,
     pub(crate) board_nonce: U64,
+}
+
+/// What others must know of one port of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub(crate) struct RailCard {
+    gid: [u8; 16],
+    /// The queue pair for control messages.
+    pub(crate) qpn: U32,
+    pub(crate) qkey: U32,
+    /// The largest that the port has room for, in bytes.
+    path_mtu: U32,
+}
+
+impl RailCard {
+    /// That of a port.
+    pub(crate) fn of(port: &Port, options: &Options) -> Result<RailCard, Error> {
+        let (index, path_mtu) = gid_index(&port.context, options)?;
+        Ok(RailCard {
+            gid: port.context.port().gids[index].gid.0,
+            qpn: U32::new(port.control.qpn.value()),
+            qkey: U32::new(port.control.qkey),
+            path_mtu: U32::new(path_mtu.bytes()),
+        })
+    }
+
+    /// The address of the port.
+    pub(crate) fn gid(&self) -> Gid {
+        Gid(self.gid)
+    }
 }
 
 impl Card {
@@ -73,9 +101,9 @@ impl Card {
         }
     }
 
-    /// The address of the rank's port.
-    pub(crate) fn gid(&self) -> Gid {
-        Gid(self.gid)
+    /// Its rails.
+    pub(crate) fn rails(&self) -> &[RailCard] {
+        &self.rails[..(self.rail_count.get() as usize).min(MAX_RAILS)]
     }
 
     /// What rank `rank`, whose card this is, and rank `peer` must have in common and have not, in words.
@@ -141,6 +169,7 @@ pub(crate) fn limits(options: &Options, size: u32) -> Limits {
     // A rank that talks to very many has less for each.
     let depth = (4096 / peers).clamp(8, 64);
     let eager = options.eager_bytes.next_multiple_of(64);
-    let staging = chunk.saturating_mul((64 / peers).clamp(4, 8));
-    Limits { depth, ring: (eager + 64) * (256 / peers).clamp(4, 8), eager: options.eager_bytes, staging }
+    let chunks = (64 / peers).clamp(4, 8);
+    let (ring, staging) = ((eager + 64) * (256 / peers).clamp(4, 8), chunk.saturating_mul(chunks));
+    Limits { depth, ring, eager: options.eager_bytes, staging, chunks }
 }

@@ -1,28 +1,30 @@
-//! A channel: messages to and from one peer, in order, under credits, over a queue pair.
+//! A channel: messages to and from one peer, in order, under credits, over a queue pair for each rail.
 //!
 //! Each end has a ring in which short messages of the other arrive, and, once something that is combined is longer,
 //! staging memory. The sender gives out both, and a message more only while fewer than [`Limits::depth`] are not taken, so there is
 //! never an RNR NAK. How many messages have been taken travels in every header, and as a message of its own where there is no
 //! other. Short messages are copied into a mirror of the peer's ring before they are sent: what they were copied from may
 //! change at once, and nobody waits for the ACK.
+//!
+//! Each message goes by the rail that is likely to be done with it first. They are numbered, and taken in that order.
 
 pub(crate) mod message;
+mod path;
 mod space;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ferroce::{
-    Access, AddressVector, Context, Cq, Data, Gid, Mr, Nanos, PathMtu, Pd, Psn, Qp, QpConfig, Qpn, RKey,
-    ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge,
-    Transition, WcStatus, WorkCompletion,
-};
+use ferroce::{Access, Context, Cq, Gid, Mr, Nanos, PathMtu, Qp, Sge, WcStatus, WorkCompletion};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::compute::Computer;
-use crate::memory::{allocate, deregister, register};
+use crate::control::Left;
 use crate::options::Options;
-use message::{Age, Call, Grant, Header, Immediate, Purpose};
+use crate::ports::Ports;
+use message::{Age, Call, Grant, Header, Immediate, Place, Purpose, Remote};
+pub(crate) use path::Path;
+use path::{Content, Posted, RECEIVE, SPARE};
 use space::Space;
 
 /// How much a channel may have under way.
@@ -34,8 +36,9 @@ pub(crate) struct Limits {
     pub(crate) ring: u32,
     /// Bytes of elements of a message in the ring.
     pub(crate) eager: u32,
-    /// Bytes of staging memory.
+    /// Bytes of staging memory, for so many chunks.
     pub(crate) staging: u32,
+    pub(crate) chunks: u32,
 }
 
 /// What the peer must know of this end.
@@ -48,6 +51,8 @@ pub(crate) struct Link {
     pub(crate) ring_key: u32,
     pub(crate) ring_bytes: u32,
     pub(crate) depth: u32,
+    /// Which of the path's queue pairs it is, from 1 on: one that fails is replaced.
+    pub(crate) epoch: u32,
 }
 
 /// What came of a completion.
@@ -59,7 +64,7 @@ pub(crate) enum News {
     Moved,
     /// A grant.
     Granted(Call, Grant),
-    /// The queue pair has failed.
+    /// The queue pair of a rail has failed.
     Failed(WcStatus),
     /// The peer sent what it may not.
     Broken(String),
@@ -85,37 +90,31 @@ pub(crate) struct Heard {
 
 /// One end of a channel.
 pub(crate) struct Channel {
-    pub(crate) peer: u32,
-    qp: Qp,
-    psn: Psn,
     limits: Limits,
+    /// By rail.
+    paths: Vec<Path>,
     /// What this end has of memory: where messages arrive, and whence they go.
     ring: Mr,
     mirror: Mr,
     staging: Option<Mr>,
     /// The peer knows of the staging memory.
     pub(crate) staging_is_told: bool,
-    remote_ring: RemoteAddress,
-    remote_staging: RemoteAddress,
+    remote_staging: Option<Remote>,
     /// The peer's depth, if that is less.
     depth: u32,
-    pub(crate) has_heard: bool,
-    /// The peer is ready to receive.
-    pub(crate) is_open: bool,
-    /// When the peer is told of this end again.
-    pub(crate) next_hello: Nanos,
 
     ring_space: Space,
     staging_space: Space,
     /// Messages that the peer has not taken, the oldest first, and how many it has, ever.
     untaken: VecDeque<Room>,
     credited: u32,
-    /// Work requests that have not completed, the oldest first.
-    posted: VecDeque<Posted>,
-    unsignaled: u32,
+    /// What a rail that failed did not bring to the peer, and no other has so far.
+    unsent: VecDeque<Posted>,
     signals_all: bool,
     has_posted: bool,
 
+    /// Messages that have come, from the next that is due on; those of other rails may be ahead.
+    early: VecDeque<Option<Raw>>,
     arrivals: VecDeque<Message>,
     /// Of the newest message in the ring: what chunks behind it belong to.
     newest: Option<Call>,
@@ -127,19 +126,19 @@ pub(crate) struct Channel {
     untold: [u32; 2],
 }
 
+/// A message as it comes.
+#[derive(Clone, Copy, Debug)]
+struct Raw {
+    place: Place,
+    bytes: u32,
+}
+
 /// Where a message is at the peer.
 #[derive(Clone, Copy, Debug)]
 enum Room {
     Ring(u32),
     Staging(u32),
     None,
-}
-
-/// A work request. Who waits for its memory, if anybody.
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    waiting: Option<Waiting>,
-    is_signaled: bool,
 }
 
 /// A step of an operation.
@@ -159,63 +158,38 @@ struct Message {
 }
 
 impl Channel {
-    /// Creates this end, ready for messages to come.
-    pub(crate) fn new(
-        context: &mut Context,
-        (pd, cq): (Pd, Cq),
-        peer: u32,
-        limits: Limits,
-    ) -> Result<Channel, crate::Error> {
-        let receives = limits.depth + SPARE;
-        let config = QpConfig::rc(pd, cq)
-            .max_send_wr(limits.depth + SPARE)
-            .max_recv_wr(receives)
-            .max_send_sge(1)
-            .max_recv_sge(1)
-            .max_inline_data(0);
+    /// Creates this end, ready for messages to come, with a path for each completion queue.
+    pub(crate) fn new(ports: &mut Ports, cqs: &[Cq], peer: u32, limits: Limits) -> Result<Channel, crate::Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let ring = register(context, pd, allocate(None, limits.ring as usize)?, access)?;
-        let mirror = allocate(None, limits.ring as usize)
-            .and_then(|memory| register(context, pd, memory, Access::LOCAL_WRITE));
-        let made = mirror.and_then(|mirror| match context.create_qp(&config) {
-            Ok(qp) => Ok((mirror, qp)),
+        let memory = ports.allocate(None, limits.ring as usize)?;
+        let ring = ports.register(memory, access)?;
+        let mirror = ports
+            .allocate(None, limits.ring as usize)
+            .and_then(|memory| ports.register(memory, Access::LOCAL_WRITE));
+        let mirror = match mirror {
+            Ok(mirror) => mirror,
             Err(error) => {
-                context.deregister(mirror)?;
-                Err(error.into())
-            }
-        });
-        let (mirror, qp) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                context.deregister(ring)?;
+                ports.deregister(|| Nanos::ZERO, ring)?;
                 return Err(error);
             }
         };
-        context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
-        let psn = context.random_psn();
-        let channel = Channel {
-            peer,
-            qp,
-            psn,
+        let mut channel = Channel {
             limits,
+            paths: Vec::with_capacity(cqs.len()),
             ring,
             mirror,
             staging: None,
             staging_is_told: false,
-            remote_ring: NOWHERE,
-            remote_staging: NOWHERE,
+            remote_staging: None,
             depth: limits.depth,
-            has_heard: false,
-            is_open: false,
-            next_hello: Nanos::ZERO,
             ring_space: Space::new(0),
             staging_space: Space::new(0),
             untaken: VecDeque::with_capacity(limits.depth as usize),
             credited: 0,
-            posted: VecDeque::with_capacity((limits.depth + SPARE) as usize),
-            unsignaled: 0,
+            unsent: VecDeque::new(),
             signals_all: false,
             has_posted: false,
+            early: VecDeque::with_capacity(limits.depth as usize),
             arrivals: VecDeque::with_capacity(limits.depth as usize),
             newest: None,
             heard: None,
@@ -223,67 +197,95 @@ impl Channel {
             told: 0,
             untold: [0; 2],
         };
-        for _ in 0..receives {
-            channel.post_receive(context)?;
+        for (rail, cq) in cqs.iter().enumerate() {
+            match Path::new(ports, rail, *cq, peer, &limits) {
+                Ok(path) => channel.paths.push(path),
+                Err(error) => {
+                    channel.destroy(ports, || Nanos::ZERO)?;
+                    return Err(error);
+                }
+            }
         }
         Ok(channel)
     }
 
-    /// What the peer must know.
-    pub(crate) fn link(&self, context: &Context, path_mtu: PathMtu) -> Result<Link, crate::Error> {
-        let ring = context.remote(self.ring)?;
+    /// What the peer must know of the path of a rail.
+    pub(crate) fn link(&self, ports: &Ports, rail: usize, path_mtu: PathMtu) -> Result<Link, crate::Error> {
+        let (ring, keys) = ports.keys(self.ring)?;
+        let (qpn, psn, epoch) = self.paths[rail].number(ports)?;
         Ok(Link {
-            qpn: context.query_qp(self.qp)?.qpn.value(),
-            psn: self.psn.value(),
+            qpn,
+            psn,
             path_mtu: path_mtu.bytes(),
-            ring: ring.addr,
-            ring_key: ring.rkey.value(),
+            ring,
+            ring_key: keys[rail].value(),
             ring_bytes: self.limits.ring,
             depth: self.limits.depth,
+            epoch,
         })
     }
 
-    /// Connects to the peer's end.
+    /// The paths, by rail.
+    pub(crate) fn paths(&self) -> &[Path] {
+        &self.paths
+    }
+
+    /// The path of a rail, if both ends have it.
+    pub(crate) fn path(&mut self, rail: usize) -> Option<&mut Path> {
+        self.paths.get_mut(rail)
+    }
+
+    /// Whether a word of the peer's queue pair `epoch` of a rail is of use: [`connect`](Channel::connect) to it.
+    pub(crate) fn is_to_connect(&self, rail: usize, epoch: u32) -> bool {
+        self.paths.get(rail).is_some_and(|path| path.is_to_connect(epoch))
+    }
+
+    /// Connects to the peer's end of a path.
     pub(crate) fn connect(
         &mut self,
-        context: &mut Context,
+        ports: &mut Ports,
+        rail: usize,
         options: &Options,
-        (gid, gid_index): (Gid, usize),
+        to: (Gid, usize),
         own_path_mtu: PathMtu,
         theirs: &Link,
     ) -> Result<(), crate::Error> {
-        let path_mtu = PathMtu::try_from(theirs.path_mtu).unwrap_or(PathMtu::Mtu256).min(own_path_mtu);
-        let address = AddressVector::new(gid, gid_index).traffic_class(options.traffic_class);
-        let receive = ReadyToReceive::new(address, Qpn::new(theirs.qpn), Psn::new(theirs.psn))
-            .path_mtu(path_mtu)
-            .max_dest_rd_atomic(0)
-            .min_rnr_timer(RNR_TIMER);
-        context.modify_qp(self.qp, Transition::ReadyToReceive(receive))?;
-        // No RNR NAK is due; should one come, it is no reason to give up at once.
-        let send = options.ready_to_send(self.psn).rnr_retry(6).max_rd_atomic(0);
-        context.modify_qp(self.qp, Transition::ReadyToSend(send))?;
-        self.remote_ring = RemoteAddress { addr: theirs.ring, rkey: RKey::new(theirs.ring_key) };
-        self.ring_space = Space::new(theirs.ring_bytes);
-        self.depth = self.limits.depth.min(theirs.depth);
-        self.has_heard = true;
+        let Some(path) = self.paths.get_mut(rail) else { return Ok(()) };
+        path.connect(ports, options, to, own_path_mtu, theirs)?;
+        if self.ring_space.length() == 0 {
+            self.ring_space = Space::new(theirs.ring_bytes);
+            self.depth = self.limits.depth.min(theirs.depth);
+        }
         Ok(())
     }
 
-    /// The queue pair, whose completions are this channel's.
-    pub(crate) fn qp(&self) -> Qp {
-        self.qp
+    /// The peer is ready to receive from this end's queue pair `own` of a rail. Whether that is news.
+    pub(crate) fn open(&mut self, rail: usize, own: u32) -> bool {
+        self.paths.get_mut(rail).is_some_and(|path| path.open(own))
+    }
+
+    /// Whether the peer is ready to receive.
+    pub(crate) fn is_open(&self) -> bool {
+        self.paths.iter().any(Path::is_open)
+    }
+
+    /// The queue pair of a rail.
+    pub(crate) fn qp(&self, rail: usize) -> Qp {
+        self.paths[rail].qp
     }
 
     /// Frees everything.
     pub(crate) fn destroy(
         self,
-        context: &mut Context,
+        ports: &mut Ports,
         now: impl FnMut() -> Nanos,
     ) -> Result<(), crate::Error> {
-        context.destroy_qp(self.qp)?;
+        for (rail, path) in self.paths.iter().enumerate() {
+            ports.of_mut(rail).context.destroy_qp(path.qp)?;
+        }
         let mut now = now;
         for mr in [self.ring, self.mirror].into_iter().chain(self.staging) {
-            deregister(context, &mut now, mr)?;
+            ports.deregister(&mut now, mr)?;
         }
         Ok(())
     }
@@ -295,18 +297,22 @@ impl Channel {
 
     /// Whether the peer has received all that was sent since [`signal_all`](Channel::signal_all).
     pub(crate) fn is_flushed(&self) -> bool {
-        !self.posted.iter().any(|posted| posted.is_signaled)
+        self.unsent.is_empty() && self.paths.iter().all(Path::is_flushed)
     }
 
     /// Nobody waits for what is under way any more.
     pub(crate) fn forget(&mut self) {
-        self.posted.clear();
+        self.unsent.clear();
+        self.paths.iter_mut().for_each(Path::forget);
     }
 
     /// Sends the ACKs that the peer is owed.
-    pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), crate::Error> {
+    pub(crate) fn acknowledge(&mut self, ports: &mut Ports) -> Result<(), crate::Error> {
         self.has_posted = true;
-        Ok(context.acknowledge(self.qp)?)
+        for (rail, path) in self.paths.iter().enumerate().filter(|(_, path)| path.is_open()) {
+            ports.of_mut(rail).context.acknowledge(path.qp)?;
+        }
+        Ok(())
     }
 
     /// Whether something was posted since this was asked last: it leaves with the next poll.
@@ -319,57 +325,72 @@ impl Channel {
         self.limits.eager
     }
 
-    fn has_room_for_work(&self) -> bool {
-        (self.posted.len() as u32) < self.limits.depth + SPARE / 2
+    /// The rail that a chunk of so many bytes, or a short message (of 0), goes by: that which is likely to be done with it first.
+    /// `None` if none has room.
+    fn rail_for(&self, chunk: u32) -> Option<usize> {
+        let has_room = |path: &Path| path.is_open() && (path.posted.len() as u32) < self.limits.depth;
+        if let [only] = self.paths.as_slice() {
+            return has_room(only).then_some(0);
+        }
+        // What is posted can't change its rail when that one slows down.
+        let longest = u64::from(UNDER_WAY * self.limits.staging / self.limits.chunks);
+        let has_room = |path: &Path| {
+            has_room(path) && (chunk == 0 || path.load() == 0 || path.load() + u64::from(chunk) <= longest)
+        };
+        let open = || self.paths.iter().enumerate().filter(|(_, path)| has_room(path));
+        let are_known = open().all(|(_, path)| path.rate().is_some());
+        let cost = |path: &Path| {
+            let rate = path.rate().filter(|_| are_known).unwrap_or(1.0);
+            (path.load() + u64::from(chunk)) as f64 / rate
+        };
+        open().min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(rail, _)| rail)
     }
 
-    /// Whether a message may be sent, if there is room for it.
-    fn may_send(&self) -> bool {
-        self.is_open
-            && (self.untaken.len() as u32) < self.depth
-            && (self.posted.len() as u32) < self.limits.depth
+    /// The rail by which a message may be sent, if there is room for it: for a chunk of so many bytes, or a short message (0).
+    fn may_send(&self, chunk: u32) -> Option<usize> {
+        if (self.untaken.len() as u32) < self.depth { self.rail_for(chunk) } else { None }
+    }
+
+    /// The number of the next message.
+    fn number(&self) -> u8 {
+        self.credited.wrapping_add(self.untaken.len() as u32) as u8
     }
 
     /// Sends elements, or what else follows a header, by way of the ring. Returns whether there was room.
     pub(crate) fn send_short(
         &mut self,
-        context: &mut Context,
+        (ports, now): (&mut Ports, Nanos),
         (call, age): (&Call, Age),
         purpose: Purpose,
         bytes: u32,
         fill: impl FnOnce(&mut Context, Mr, u32) -> Result<(), crate::Error>,
     ) -> Result<bool, crate::Error> {
-        if !self.may_send() {
-            return Ok(false);
-        }
+        let Some(rail) = self.may_send(0) else { return Ok(false) };
         let length = Header::BYTES as u32 + bytes;
         let Some(offset) = self.ring_space.take(length, Immediate::UNIT) else { return Ok(false) };
         let header = Header::new(call, purpose, self.taken).of_age(age);
         self.has_told();
-        context.write(self.mirror, u64::from(offset), header.as_bytes())?;
-        fill(context, self.mirror, offset + Header::BYTES as u32)?;
-        let sge = Sge { mr: self.mirror, offset: u64::from(offset), length };
-        let target = beyond(self.remote_ring, offset);
-        let op = SendOp::WriteWithImm(target, Immediate::Ring(offset).value());
+        ports.write(self.mirror, u64::from(offset), header.as_bytes())?;
+        fill(ports, self.mirror, offset + Header::BYTES as u32)?;
+        let from = Sge { mr: self.mirror, offset: u64::from(offset), length };
+        let content = Content::Ring { number: self.number(), from };
         self.untaken.push_back(Room::Ring(offset));
-        self.post(context, op, Data::Sges(&[sge]), None, false)?;
+        self.post((ports, now), rail, (content, None, false))?;
         Ok(true)
     }
 
     /// Sends a chunk to staging memory. Returns whether there was room.
     pub(crate) fn send_staged(
         &mut self,
-        context: &mut Context,
+        (ports, now): (&mut Ports, Nanos),
         from: Sge,
         waiting: Waiting,
     ) -> Result<bool, crate::Error> {
-        if !self.may_send() {
-            return Ok(false);
-        }
+        let (Some(rail), Some(to)) = (self.may_send(from.length), self.remote_staging) else { return Ok(false) };
         let Some(offset) = self.staging_space.take(from.length, Immediate::UNIT) else { return Ok(false) };
-        let op = SendOp::WriteWithImm(beyond(self.remote_staging, offset), Immediate::Staged(offset).value());
+        let content = Content::Staged { number: self.number(), from, offset, to };
         self.untaken.push_back(Room::Staging(offset));
-        self.post(context, op, Data::Sges(&[from]), Some(waiting), true)?;
+        self.post((ports, now), rail, (content, Some(waiting), true))?;
         Ok(true)
     }
 
@@ -381,31 +402,28 @@ impl Channel {
     /// Writes a chunk to its place. Returns whether there was room.
     pub(crate) fn send_landing(
         &mut self,
-        context: &mut Context,
+        (ports, now): (&mut Ports, Nanos),
         from: Sge,
-        to: RemoteAddress,
+        to: Remote,
         waiting: Waiting,
     ) -> Result<bool, crate::Error> {
-        if !self.may_send() {
-            return Ok(false);
-        }
-        let op = SendOp::WriteWithImm(to, Immediate::Landed.value());
+        let Some(rail) = self.may_send(from.length) else { return Ok(false) };
+        let content = Content::Landing { number: self.number(), from, to };
         self.untaken.push_back(Room::None);
-        self.post(context, op, Data::Sges(&[from]), Some(waiting), true)?;
+        self.post((ports, now), rail, (content, Some(waiting), true))?;
         Ok(true)
     }
 
     /// Makes staging memory, if there is none.
     pub(crate) fn make_staging(
         &mut self,
-        context: &mut Context,
-        pd: Pd,
+        ports: &mut Ports,
         computer: &mut Computer,
     ) -> Result<(), crate::Error> {
         if self.staging.is_none() {
-            let memory = allocate(computer.device(), self.limits.staging as usize)?;
+            let memory = ports.allocate(computer.device(), self.limits.staging as usize)?;
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            self.staging = Some(computer.register(context, pd, memory, access)?);
+            self.staging = Some(computer.register(ports, memory, access)?);
         }
         Ok(())
     }
@@ -413,36 +431,36 @@ impl Channel {
     /// The grant of this end, for chunks that land at `output`.
     pub(crate) fn grant(
         &self,
-        context: &Context,
-        output: Option<RemoteAddress>,
+        ports: &Ports,
+        output: Option<Remote>,
     ) -> Result<Grant, crate::Error> {
         let mut grant = Grant::new_zeroed();
         if let Some(output) = output {
-            grant.output.set(output.addr);
-            grant.output_key.set(output.rkey.value());
+            grant.set_output(&output);
         }
         if let Some(staging) = self.staging {
-            let remote = context.remote(staging)?;
-            grant.staging.set(remote.addr);
-            grant.staging_key.set(remote.rkey.value());
-            grant.staging_bytes.set(self.limits.staging);
+            let (address, keys) = ports.keys(staging)?;
+            grant.set_staging(&Remote { address, keys }, self.limits.staging);
         }
         Ok(grant)
     }
 
     /// Tells the peer how many messages have been taken, where no header has for long.
     /// Whether it did.
-    pub(crate) fn return_credits(&mut self, context: &mut Context) -> Result<bool, crate::Error> {
+    pub(crate) fn return_credits(&mut self, ports: &mut Ports, now: Nanos) -> Result<bool, crate::Error> {
         let [ring, staging] = self.untold;
         let is_due = self.taken.wrapping_sub(self.told) >= (self.depth / 4).max(1)
             || ring >= self.limits.ring / 4
             || staging >= self.limits.staging / 4;
-        if !is_due || !self.is_open || !self.has_room_for_work() {
+        if !is_due {
             return Ok(false);
         }
+        let has_room =
+            |path: &&Path| path.is_open() && (path.posted.len() as u32) < self.limits.depth + SPARE / 2;
+        let open = self.paths.iter().filter(has_room).min_by_key(|path| path.load());
+        let Some(rail) = open.map(Path::rail) else { return Ok(false) };
         self.has_told();
-        let op = SendOp::WriteWithImm(NOWHERE, Immediate::Credit(self.taken).value());
-        self.post(context, op, Data::Inline(&[]), None, false)?;
+        self.post((ports, now), rail, (Content::Credit(self.taken), None, false))?;
         Ok(true)
     }
 
@@ -474,53 +492,81 @@ impl Channel {
         self.untold = [0; 2];
     }
 
-    /// Takes a completion of this channel's queue pair. Steps whose memory is free again go to `done`.
+    /// Takes a completion of this channel's queue pair of a rail. Steps whose memory is free again go to `done`. What has come
+    /// [`next`](Channel::next) tells.
     pub(crate) fn complete(
         &mut self,
-        context: &mut Context,
-        now: Nanos,
+        (ports, now): (&mut Ports, Nanos),
+        rail: usize,
         wc: &WorkCompletion,
         mut done: impl FnMut(Waiting),
     ) -> Result<News, crate::Error> {
-        if wc.status != WcStatus::Success {
-            return Ok(News::Failed(wc.status));
-        }
+        let Channel { paths, arrivals, limits, taken, .. } = self;
+        // Of a queue pair before this one nobody waits for anything.
+        let Some(path) = paths.get_mut(rail).filter(|path| path.qp == wc.qp) else { return Ok(News::None) };
         let low = wc.wr_id as u32;
+        if wc.status != WcStatus::Success {
+            if low == RECEIVE {
+                path.has_flushed();
+            }
+            // Of one that was left it is no news.
+            return Ok(if path.is_left() { News::None } else { News::Failed(wc.status) });
+        }
         if low != RECEIVE {
             // Those before it have completed too.
-            let mut moved = false;
-            for _ in 0..=low {
-                match self.posted.pop_front() {
-                    Some(Posted { waiting: Some(waiting), .. }) => {
-                        done(waiting);
-                        moved = true;
-                    }
-                    _ => moved |= self.posted.len() as u32 + 1 >= self.limits.depth,
+            let mut moved = path.posted.len() as u32 > limits.depth;
+            path.completed(now, low, |posted| {
+                if let Some(waiting) = posted.waiting {
+                    done(waiting);
+                    moved = true;
                 }
-            }
+            });
+            moved |= !self.unsent.is_empty();
             return Ok(if moved { News::Moved } else { News::None });
         }
-        self.post_receive(context)?;
+        path.has_received(ports, now)?;
         let Some(immediate) = wc.immediate else {
             return Ok(News::Broken(format!("{:?} without an immediate", wc.opcode)));
         };
-        match Immediate::parse(immediate) {
-            Immediate::Credit(taken) => Ok(self.take_credits(taken)),
-            _ if self.arrivals.len() as u32 >= self.limits.depth => {
-                Ok(News::Broken(format!("more than {} messages that were not taken", self.limits.depth)))
-            }
-            Immediate::Ring(offset) => self.take_short(context, now, offset, wc.byte_len),
-            Immediate::Staged(offset) => {
-                let end = offset.checked_add(wc.byte_len).filter(|end| *end <= self.limits.staging);
+        let (number, place) = match Immediate::parse(immediate) {
+            Immediate::Credit(taken) => return Ok(self.take_credits(taken)),
+            Immediate::Message(number, place) => (number, place),
+        };
+        let due = taken.wrapping_add(arrivals.len() as u32) as u8;
+        let ahead = usize::from(number.wrapping_sub(due));
+        if ahead + arrivals.len() >= limits.depth as usize || (ahead > 0 && self.paths.len() == 1) {
+            return Ok(News::Broken(format!(
+                "message {number} (modulo 256), where {due} was due, {} were not taken, and {} may be",
+                arrivals.len(),
+                limits.depth
+            )));
+        }
+        while self.early.len() <= ahead {
+            self.early.push_back(None);
+        }
+        match &mut self.early[ahead] {
+            Some(_) => return Ok(News::Broken(format!("message {number} (modulo 256) came twice"))),
+            none => *none = Some(Raw { place, bytes: wc.byte_len }),
+        }
+        Ok(News::None)
+    }
+
+    /// What the next message tells that has come.
+    pub(crate) fn next(&mut self, context: &mut Context, now: Nanos) -> Result<Option<News>, crate::Error> {
+        let Some(&Some(Raw { place, bytes })) = self.early.front() else { return Ok(None) };
+        self.early.pop_front();
+        let news = match place {
+            Place::Ring(offset) => self.take_short(context, now, offset, bytes)?,
+            Place::Staging(offset) => {
+                let end = offset.checked_add(bytes).filter(|end| *end <= self.limits.staging);
                 match (self.staging, end) {
-                    (Some(staging), Some(_)) => Ok(self.arrive(Some((staging, offset)), wc.byte_len)),
-                    _ => {
-                        Ok(News::Broken(format!("{} bytes at byte {offset} of staging memory", wc.byte_len)))
-                    }
+                    (Some(staging), Some(_)) => self.arrive(Some((staging, offset)), bytes),
+                    _ => News::Broken(format!("{bytes} bytes at byte {offset} of staging memory")),
                 }
             }
-            Immediate::Landed => Ok(self.arrive(None, wc.byte_len)),
-        }
+            Place::Landed => self.arrive(None, bytes),
+        };
+        Ok(Some(news))
     }
 
     /// What the peer has told of since this was asked last.
@@ -581,10 +627,11 @@ impl Channel {
                 let at = u64::from(offset) + Header::BYTES as u64;
                 context.read(self.ring, at, grant.as_mut_bytes())?;
                 self.pass_over(length);
-                if grant.staging_bytes.get() > 0 && self.staging_space.length() == 0 {
-                    let rkey = RKey::new(grant.staging_key.get());
-                    self.remote_staging = RemoteAddress { addr: grant.staging.get(), rkey };
-                    self.staging_space = Space::new(grant.staging_bytes.get());
+                if let (staging, bytes @ 1..) = grant.staging()
+                    && self.remote_staging.is_none()
+                {
+                    self.remote_staging = Some(staging);
+                    self.staging_space = Space::new(bytes);
                 }
                 Ok(News::Granted(call, grant))
             }
@@ -602,8 +649,11 @@ impl Channel {
 
     fn take_credits(&mut self, taken: u32) -> News {
         let new = taken.wrapping_sub(self.credited) & Immediate::MASK;
+        if self.paths.len() > 1 && new > Immediate::MASK / 2 {
+            // A newer one has come by another rail.
+            return News::None;
+        }
         if new as usize > self.untaken.len() {
-            // An older header may come behind a newer credit: both are sent in order, so it does not.
             return News::Broken(format!("it has taken {new} messages of {}", self.untaken.len()));
         }
         for _ in 0..new {
@@ -632,53 +682,100 @@ impl Channel {
 
     fn post(
         &mut self,
-        context: &mut Context,
-        op: SendOp,
-        data: Data<'_>,
-        waiting: Option<Waiting>,
-        signaled: bool,
+        (ports, now): (&mut Ports, Nanos),
+        rail: usize,
+        (content, waiting, signaled): (Content, Option<Waiting>, bool),
     ) -> Result<(), crate::Error> {
-        let signaled = signaled || self.signals_all || self.unsignaled + 1 >= (self.limits.depth / 4).max(1);
-        // How many are before it that have no completion of their own.
-        let wr_id = self.wr_id(self.unsignaled);
-        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        // Nobody waits for its ACK, which may come with that of a later one.
-        let flags = SendFlags::default().signaled(signaled).lazy_ack(!signaled);
-        context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags })?;
-        self.posted.push_back(Posted { waiting, is_signaled: signaled });
+        let signaled = signaled || self.signals_all;
         self.has_posted = true;
+        self.paths[rail].post(ports, now, &self.limits, (content, waiting, signaled))
+    }
+
+    /// Whether another rail is left than this one.
+    pub(crate) fn can_do_without(&self, rail: usize) -> bool {
+        self.paths.iter().enumerate().any(|(other, path)| other != rail && path.is_open())
+    }
+
+    /// Rails by which nothing has come through for `patience`, though the peer was heard of by another one. Those of which nothing
+    /// would tell are asked.
+    pub(crate) fn suspects(
+        &mut self,
+        (ports, now): (&mut Ports, Nanos),
+        patience: Duration,
+    ) -> Result<Option<usize>, crate::Error> {
+        if self.paths.len() == 1 {
+            return Ok(None);
+        }
+        for rail in 0..self.paths.len() {
+            if self.paths[rail].is_to_be_probed(now, patience / 2) {
+                self.post((ports, now), rail, (Content::Credit(self.taken), None, true))?;
+            }
+        }
+        let heard_by_another = |rail: usize| {
+            let others = self.paths.iter().enumerate().filter(|(other, path)| *other != rail && path.is_open());
+            others.map(|(_, path)| path.heard).max()
+        };
+        Ok((0..self.paths.len()).find(|rail| {
+            heard_by_another(*rail).is_some_and(|heard| self.paths[*rail].is_suspect(now, heard, patience))
+        }))
+    }
+
+    /// Leaves the path of a rail that has failed.
+    pub(crate) fn leave(&mut self, ports: &mut Ports, rail: usize) -> Result<(), crate::Error> {
+        self.paths.get_mut(rail).map_or(Ok(()), |path| path.leave(ports))
+    }
+
+    /// Goes on with paths that were left. Those of which all that came is taken, so that the peer can be told, go to `drained`; steps
+    /// whose chunks came through to `done`.
+    pub(crate) fn mend(
+        &mut self,
+        (ports, now): (&mut Ports, Nanos),
+        mut drained: impl FnMut(usize),
+        mut done: impl FnMut(Waiting),
+    ) -> Result<(), crate::Error> {
+        for (rail, path) in self.paths.iter_mut().enumerate() {
+            if path.drain(now) {
+                drained(rail);
+            }
+            if path.is_settled() {
+                let lost = path.renew(ports, &self.limits, |posted| posted.waiting.into_iter().for_each(&mut done))?;
+                self.unsent.extend(lost.into_iter().filter(|posted| !matches!(posted.content, Content::Credit(_))));
+                // A credit may have been lost.
+                self.told = self.taken.wrapping_sub(self.depth);
+            }
+        }
+        while let Some(Posted { content, waiting, .. }) = self.unsent.front().copied() {
+            let Some(rail) = self.rail_for(content.chunk()) else { break };
+            self.unsent.pop_front();
+            self.post((ports, now), rail, (content, waiting, true))?;
+        }
         Ok(())
     }
 
-    fn wr_id(&self, low: u32) -> u64 {
-        u64::from(self.peer) << 32 | u64::from(low)
+    /// Whether something is to be done by [`mend`](Channel::mend).
+    pub(crate) fn is_to_be_mended(&self) -> bool {
+        !self.unsent.is_empty() || self.paths.iter().any(Path::is_left)
+    }
+
+    /// The peer has left a path. What it is told.
+    pub(crate) fn hear_left(
+        &mut self,
+        ports: &mut Ports,
+        left: &Left,
+    ) -> Result<Option<Left>, crate::Error> {
+        let Some(path) = self.paths.get_mut(left.rail as usize) else { return Ok(None) };
+        if path.hear_left(left) {
+            path.leave(ports)?;
+        }
+        let known = path.left().filter(|own| (own.own, own.theirs) == (left.theirs, left.own));
+        Ok(known.filter(|_| !left.is_answer).map(|own| Left { is_answer: true, ..own }))
     }
 
     /// The peer of the channel that a work request was of.
     pub(crate) fn peer_of(wr_id: u64) -> u32 {
         (wr_id >> 32) as u32
     }
-
-    /// For a WRITE with immediate, which brings nothing to its receive.
-    fn post_receive(&self, context: &mut Context) -> Result<(), crate::Error> {
-        Ok(context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: self.wr_id(RECEIVE), sges: &[] })?)
-    }
 }
 
-/// The lower half of the work request id of receives. That of sends says how many sends before them have no completion of their
-/// own. The upper half is the peer.
-const RECEIVE: u32 = u32::MAX;
-
-/// Work requests that a queue has room for beyond one for each message: credits, of which a quarter of the depth is due each, and
-/// flushes.
-const SPARE: u32 = 16;
-
-/// 0.64 ms: about a poll of a rank that was off its core.
-const RNR_TIMER: RnrTimer = RnrTimer::new(12).unwrap();
-
-/// An empty WRITE goes nowhere; neither address nor key is looked at (IBA C9-88).
-const NOWHERE: RemoteAddress = RemoteAddress { addr: 0, rkey: RKey::new(0) };
-
-fn beyond(start: RemoteAddress, offset: u32) -> RemoteAddress {
-    RemoteAddress { addr: start.addr.wrapping_add(u64::from(offset)), ..start }
-}
+/// Chunks that are under way by one rail at most, where there are several.
+const UNDER_WAY: u32 = 4;

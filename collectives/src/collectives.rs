@@ -13,19 +13,18 @@ use std::time::Duration;
 use ferroce::driver::Piece;
 use ferroce::driver::gpu::Device;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Access, Context, Idle, Idler, Memory, Mr, Nanos, Pd, Poller, Sge};
+use ferroce::{Access, Context, Idle, Idler, Memory, Mr, Nanos, Poller, Sge};
 use tracing::{debug, warn};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
-use crate::card::{Card, gid_index};
+use crate::card::{Card, RailCard};
 use crate::choice::{Explanation, Model, Seconds};
 use crate::compute::Computer;
-use crate::control::Control;
 use crate::error::Cause;
 use crate::flight::{FlightRecorder, Recorder};
 use crate::group::{Group, Outcome, Process};
 use crate::mapped::{Host, Mapped};
-use crate::memory::{allocate, deregister};
+use crate::ports::{MAX_RAILS, Ports};
 use crate::rendezvous::rendezvous;
 use crate::slab::{Handle, Slab};
 use crate::{
@@ -79,9 +78,7 @@ struct Pending {
 /// it. Other ranks get their answers only there, too: whoever computes for long polls now and then, at least once in
 /// [`Options::retry_budget`], or leaves that to a runner.
 pub struct Collectives {
-    context: Context,
-    pd: Pd,
-    control: Control,
+    ports: Ports,
     computer: Computer,
     poller: Poller,
     buffers: Vec<Buffer>,
@@ -93,6 +90,8 @@ pub struct Collectives {
     /// Turns on mapped memory alone, since packets were looked at.
     turns_on_memory: u32,
     groups: Slab<Group>,
+    /// Others may know this process's ports.
+    has_card: bool,
     /// Communicators that have shrunk, with what was made of them: their ranks may still be asked who is left.
     shrunk: Vec<(Handle, Handle)>,
     requests: Slab<Pending>,
@@ -121,16 +120,13 @@ impl Collectives {
         Collectives::reducing(context, Some(device))
     }
 
-    fn reducing(mut context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
+    fn reducing(context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
         let recorder = Recorder::new(&context);
-        let pd = context.alloc_pd()?;
-        let control = Control::new(&mut context, pd)?;
+        let ports = Ports::new(context)?;
         let (computer, poller) = (Computer::new(device), Poller::new());
         let (buffers, groups, requests) = (Vec::new(), Slab::default(), Slab::default());
         Ok(Collectives {
-            context,
-            pd,
-            control,
+            ports,
             computer,
             poller,
             buffers,
@@ -139,14 +135,65 @@ impl Collectives {
             idler: Idler::new(Idle::default()),
             turns_on_memory: 0,
             groups,
+            has_card: false,
             shrunk: Vec::new(),
             requests,
         })
     }
 
-    /// The context, to look at its counters and its port.
+    /// Adds a port, a rail: to a rank's peers with as many ports their rails of the same number lead, the first to the first, and
+    /// long operations go by all of them, each port with as much as it moves. A rail that fails is left in the middle of an operation,
+    /// which ends by the others; one that comes back is taken up again. [`finish`](Collectives::finish) closes it.
+    ///
+    /// All ports must reach the memory: [`allocate`](Collectives::allocate) gives such, and [`register`](Collectives::register)
+    /// takes no owned memory any more. What the ports are, ranks need not have in common; ranks have as many rails to each other as
+    /// the one with fewer ports.
+    ///
+    /// ```
+    /// # use ferroce_collectives::ferroce::{Config, Context, Device};
+    /// # use ferroce_collectives::*;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let (first, second) = ("loopback", "loopback");
+    /// let open = |device: &str| Context::open(Device::open(device)?, &Config::default());
+    /// let mut collectives = Collectives::new(open(first)?)?;
+    /// collectives.add_rail(open(second)?)?;
+    /// assert_eq!(collectives.rails(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for more than [`MAX_RAILS`], and once there are communicators, cards or buffers; [`Error::Verbs`],
+    /// [`Error::Memory`].
+    pub fn add_rail(&mut self, context: Context) -> Result<(), Error> {
+        if self.rails() == MAX_RAILS {
+            return Err(Error::invalid("rails", MAX_RAILS + 1, format!("at most {MAX_RAILS}")));
+        }
+        if self.has_card || !self.buffers.is_empty() {
+            let expected = "add rails before cards, communicators and buffers are made";
+            return Err(Error::invalid("rail", self.rails(), expected));
+        }
+        self.ports.add(context)
+    }
+
+    /// How many ports there are.
+    pub fn rails(&self) -> usize {
+        self.ports.count()
+    }
+
+    /// The context of the first port, to look at its counters and its port.
     pub fn context(&self) -> &Context {
-        &self.context
+        &self.ports
+    }
+
+    /// The context of a rail; [`context`](Collectives::context) is that of the first, which has the number 0.
+    pub fn rail(&self, rail: usize) -> Option<&Context> {
+        (rail < self.rails()).then(|| &self.ports.of(rail).context)
+    }
+
+    /// When a port has something to do of itself, as [`Context::next_timeout`]; for loops in virtual time.
+    pub fn next_timeout(&self) -> Option<Nanos> {
+        self.ports.next_timeout()
     }
 
     /// Which algorithm an operation takes, what each would cost, and by which model.
@@ -221,7 +268,7 @@ impl Collectives {
         is_own: bool,
     ) -> Result<Request, Error> {
         // Nothing happens before the next poll, which tells the time.
-        let now = self.context.now();
+        let now = self.ports.now();
         let mut first = None;
         if operations.len() > 1 {
             // None begins if one is refused.
@@ -329,18 +376,18 @@ impl Collectives {
         // What has begun since goes with this turn of the context, which is a system call on most ports.
         let has_begun = self.groups.iter().any(Group::is_dirty) && self.progress(now)?;
         self.take_posted();
-        let frames = self.context.poll(now)?;
+        let frames = self.ports.poll(now)?;
         let moved = self.progress(now)? || has_begun;
         if moved && self.take_posted() {
-            self.context.poll(now)?;
+            self.ports.poll(now)?;
         }
         Ok(moved || frames > 0)
     }
 
     /// Whether something was posted since this was asked last.
     fn take_posted(&mut self) -> bool {
-        let Collectives { groups, control, .. } = self;
-        groups.iter_mut().fold(control.take_sent(), |posted, group| posted | group.take_posted())
+        let Collectives { groups, ports, .. } = self;
+        groups.iter_mut().fold(ports.take_sent(), |posted, group| posted | group.take_posted())
     }
 
     /// Goes on with operations after a poll of the context.
@@ -351,20 +398,22 @@ impl Collectives {
         for group in groups.iter_mut() {
             moved |= group.poll(&mut process);
         }
-        while let Some(envelope) = process.control.next(process.context)? {
-            match groups.iter_mut().find(|group| group.id == envelope.communicator) {
-                Some(group) => group.hear(&mut process, envelope.from, envelope.message),
-                None => {
-                    debug!("a control message of communicator {:016x}, unknown here", envelope.communicator)
+        for rail in 0..process.ports.count() {
+            while let Some(envelope) = process.ports.of_mut(rail).next_message()? {
+                match groups.iter_mut().find(|group| group.id == envelope.communicator) {
+                    Some(group) => group.hear(&mut process, (envelope.from, rail), envelope.message),
+                    None => {
+                        debug!("a control message of communicator {:016x}, unknown here", envelope.communicator)
+                    }
                 }
+                moved = true;
             }
-            moved = true;
         }
         let has_failed = groups.iter_mut().fold(false, |failed, group| group.take_failure() | failed);
         if has_failed {
             process.recorder.leave();
         }
-        Ok(process.control.has_sent() || moved)
+        Ok(process.ports.has_sent() || moved)
     }
 
     /// The flight recorder of all communicators here; `None` where the system gave no memory for it.
@@ -383,12 +432,12 @@ impl Collectives {
             self.turns_on_memory = 0;
             return Ok(false);
         }
-        let now = self.context.now();
+        let now = self.ports.now();
         let (mut process, groups) = self.process(now);
         let Some(group) = groups.get_mut(communicator) else { return Ok(false) };
         let moved = group.poll_memory(&mut process);
-        if process.control.take_sent() {
-            self.context.poll(now)?;
+        if process.ports.take_sent() {
+            self.ports.poll(now)?;
         }
         if moved {
             self.idler.reset();
@@ -430,13 +479,12 @@ impl Collectives {
         let waited = match self.progress(now)? {
             true => Ok(()),
             false => {
-                let quiet = self.context.quiet_for(now).unwrap_or(timeout);
                 let until_look = self.next_look().since(now);
-                self.context.wait(timeout.min(quiet).min(until_look))
+                self.ports.wait(now, timeout.min(until_look))
             }
         };
         self.host.rise();
-        Ok(waited?)
+        waited
     }
 
     /// Polls until the others know which communicators have failed, for half a second at most.
@@ -449,11 +497,11 @@ impl Collectives {
 
     /// The time by which it works: that of a monotonic clock, for [`poll`](Collectives::poll).
     pub fn now(&mut self) -> Nanos {
-        self.poller.now().max(self.context.now())
+        self.poller.now().max(self.ports.now())
     }
 
     fn process(&mut self, now: Nanos) -> (Process<'_>, &mut Slab<Group>) {
-        let Collectives { context, control, computer, host, recorder, poller: clock, pd, groups, .. } = self;
-        (Process { context, control, computer, host, recorder, clock, pd: *pd, now }, groups)
+        let Collectives { ports, computer, host, recorder, poller: clock, groups, .. } = self;
+        (Process { ports, computer, host, recorder, clock, now }, groups)
     }
 }

@@ -8,11 +8,11 @@ use arrayvec::ArrayVec;
 use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket, supports};
 use ferroce::driver::reduction::{DataType, MAX_SPANS, Reduction, scale};
 use ferroce::driver::{Span, SpanMut};
-use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, Sge};
+use ferroce::{Access, Context, Memory, Mr, Nanos, Sge};
 
 use crate::Error;
 use crate::fallback;
-use crate::memory::register;
+use crate::ports::Ports;
 
 /// What goes into a reduction.
 pub(crate) type Operands = ArrayVec<Sge, MAX_SPANS>;
@@ -71,14 +71,13 @@ impl Computer {
     /// Registers memory, and remembers which regions are the device's.
     pub(crate) fn register(
         &mut self,
-        context: &mut Context,
-        pd: Pd,
+        ports: &mut Ports,
         memory: Memory,
         access: Access,
     ) -> Result<Mr, Error> {
         let own = self.device.as_ref().map(|own| &own.device);
         let is_own = memory.device().zip(own).is_some_and(|(its, own)| Arc::ptr_eq(its, own));
-        let mr = register(context, pd, memory, access)?;
+        let mr = ports.register(memory, access)?;
         if let Some(own) = self.device.as_mut().filter(|_| is_own) {
             own.regions.insert(mr);
         }

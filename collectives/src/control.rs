@@ -23,11 +23,13 @@ pub(crate) enum Message {
     /// The sender's end of the channel between both.
     Hello {
         link: Link,
-        /// The sender knows the receiver's end, and is ready to receive there.
-        has_heard: bool,
+        /// The receiver's queue pair that the sender knows, and is ready to receive from: its [`Link::epoch`], or 0.
+        heard: u32,
         /// The sender has been told that the receiver is ready: it needs no answer.
         is_open: bool,
     },
+    /// The sender's queue pair on a rail has failed.
+    Left(Left),
     /// Is the receiver there, and what is its operation with this number?
     Ping { call: u32 },
     /// It is. How many operations of all ranks it has called, and which has the number.
@@ -40,6 +42,19 @@ pub(crate) enum Message {
     Wake,
     /// Who is gone: the sender's opinion, the decision, or that the sender knows it.
     Shrink(Word),
+}
+
+/// How far messages came by a queue pair that has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    pub(crate) rail: u32,
+    /// The queue pairs of the sender and of the receiver that were connected, by [`Link::epoch`].
+    pub(crate) own: u32,
+    pub(crate) theirs: u32,
+    /// So many messages came of the receiver's: the others it sends again.
+    pub(crate) received: u32,
+    /// The sender knows the same of the receiver: it needs no answer.
+    pub(crate) is_answer: bool,
 }
 
 /// A message, and of which communicator and rank it is.
@@ -83,7 +98,7 @@ struct Frame {
     length: u8,
     communicator: U64,
     from: U32,
-    /// By kind: of a HELLO the queue pair number; of a PING, and a PONG, the number of calls; of an ABORT the rank that failed
+    /// By kind: of a HELLO the queue pair number and the PSN; of a LEFT the rail, and how many messages came; of a PING, and a PONG, the number of calls; of an ABORT the rank that failed
     /// first, and the one that is gone.
     first: U32,
     second: U32,
@@ -98,10 +113,19 @@ struct HelloBody {
     ring_bytes: U32,
     depth: U32,
     path_mtu: U32,
+    epoch: U32,
+    heard: U32,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct LeftBody {
+    own: U32,
+    theirs: U32,
 }
 
 const MAGIC: [u8; 4] = *b"frcl";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// All of a frame fits into the smallest path MTU, which is 256 bytes.
 pub(crate) const BODY: usize = 224;
 const HELLO: u8 = 1;
@@ -113,8 +137,9 @@ const VOTE: u8 = 6;
 const DECISION: u8 = 7;
 const KNOWN: u8 = 8;
 const WAKE: u8 = 9;
-const HAS_HEARD: u8 = 1;
-const IS_OPEN: u8 = 2;
+const LEFT: u8 = 10;
+const IS_OPEN: u8 = 1;
+const IS_ANSWER: u8 = 1;
 const NOBODY: u32 = u32::MAX;
 
 /// Receives that are posted, and sends that may be under way. What comes while there are none is lost, and is sent again.
@@ -261,9 +286,9 @@ impl Envelope {
             body: [0; BODY],
         };
         let body = match &self.message {
-            Message::Hello { link, has_heard, is_open } => {
+            Message::Hello { link, heard, is_open } => {
                 frame.kind = HELLO;
-                frame.flags = if *has_heard { HAS_HEARD } else { 0 } | if *is_open { IS_OPEN } else { 0 };
+                frame.flags = if *is_open { IS_OPEN } else { 0 };
                 (frame.first, frame.second) = (U32::new(link.qpn), U32::new(link.psn));
                 let body = HelloBody {
                     ring: U64::new(link.ring),
@@ -271,8 +296,16 @@ impl Envelope {
                     ring_bytes: U32::new(link.ring_bytes),
                     depth: U32::new(link.depth),
                     path_mtu: U32::new(link.path_mtu),
+                    epoch: U32::new(link.epoch),
+                    heard: U32::new(*heard),
                 };
                 body.as_bytes().to_vec()
+            }
+            Message::Left(Left { rail, own, theirs, received, is_answer }) => {
+                frame.kind = LEFT;
+                frame.flags = if *is_answer { IS_ANSWER } else { 0 };
+                (frame.first, frame.second) = (U32::new(*rail), U32::new(*received));
+                LeftBody { own: U32::new(*own), theirs: U32::new(*theirs) }.as_bytes().to_vec()
             }
             Message::Ping { call } => {
                 frame.kind = PING;
@@ -333,9 +366,15 @@ impl Envelope {
                     ring_key: body.ring_key.get(),
                     ring_bytes: body.ring_bytes.get(),
                     depth: body.depth.get(),
+                    epoch: body.epoch.get(),
                 };
-                let [has_heard, is_open] = [HAS_HEARD, IS_OPEN].map(|flag| frame.flags & flag != 0);
-                Message::Hello { link, has_heard, is_open }
+                Message::Hello { link, heard: body.heard.get(), is_open: frame.flags & IS_OPEN != 0 }
+            }
+            LEFT => {
+                let body = LeftBody::ref_from_bytes(body).ok()?;
+                let (own, theirs) = (body.own.get(), body.theirs.get());
+                let is_answer = frame.flags & IS_ANSWER != 0;
+                Message::Left(Left { rail: first, own, theirs, received: second, is_answer })
             }
             PING => Message::Ping { call: first },
             PONG if body.is_empty() => Message::Pong { calls: first, call: None },
@@ -381,8 +420,16 @@ mod tests {
 
     #[test]
     fn messages_come_back() {
-        let link =
-            Link { qpn: 1, psn: 2, path_mtu: 4096, ring: 1 << 40, ring_key: 3, ring_bytes: 4, depth: 5 };
+        let link = Link {
+            qpn: 1,
+            psn: 2,
+            path_mtu: 4096,
+            ring: 1 << 40,
+            ring_key: 3,
+            ring_bytes: 4,
+            depth: 5,
+            epoch: 6,
+        };
         let call = Call {
             number: 9,
             kind: Kind::AllGather,
@@ -393,8 +440,10 @@ mod tests {
             count: Count::Each(5),
         };
         for message in [
-            Message::Hello { link, has_heard: true, is_open: false },
-            Message::Hello { link, has_heard: false, is_open: true },
+            Message::Hello { link, heard: 8, is_open: false },
+            Message::Hello { link, heard: 0, is_open: true },
+            Message::Left(Left { rail: 1, own: 2, theirs: 3, received: 1 << 30, is_answer: true }),
+            Message::Left(Left { rail: 0, own: 1, theirs: 1, received: 0, is_answer: false }),
             Message::Ping { call: 7 },
             Message::Pong { calls: 7, call: None },
             Message::Pong { calls: 9, call: Some(Header::new(&call, Purpose::Call, 0)) },
@@ -427,7 +476,7 @@ mod tests {
         let good = Envelope { communicator: 1, from: 0, message: Message::Aborted }.frame();
         for spoil in [
             |frame: &mut Frame| frame.magic[0] = 0,
-            |frame: &mut Frame| frame.version = 2,
+            |frame: &mut Frame| frame.version = VERSION + 1,
             |frame: &mut Frame| frame.kind = 99,
             |frame: &mut Frame| frame.length = 255,
             |frame: &mut Frame| (frame.kind, frame.length) = (HELLO, 3),

@@ -4,15 +4,16 @@ use std::time::Duration;
 
 use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
-use ferroce::{Context, Mr, Nanos, Pd, RemoteAddress, Sge};
+use ferroce::{Mr, Nanos, Sge};
 use zerocopy::IntoBytes;
 
-use crate::channel::message::{Age, Call, Grant, Purpose};
+use crate::channel::message::{Age, Call, Grant, Purpose, Remote};
 use crate::channel::{Channel, Heard, Waiting};
 use crate::compute::{ByDevice, Computer, Operands};
 use crate::error::Cause;
 use crate::flight::Log;
 use crate::operation::{At, Kind, Operation, Reduction};
+use crate::ports::Ports;
 use crate::schedule::{Finish, Operand, Place, Schedule, Spot, Step};
 
 /// An operation that has begun and has not ended.
@@ -72,7 +73,7 @@ struct Lane {
     /// The peer has told of the call.
     has_heard: bool,
     /// Where the peer wants its chunks.
-    grant: Option<RemoteAddress>,
+    grant: Option<Remote>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,8 +85,7 @@ enum Way {
 
 /// What operations of a communicator share.
 pub(crate) struct Tools<'a> {
-    pub(crate) context: &'a mut Context,
-    pub(crate) pd: Pd,
+    pub(crate) ports: &'a mut Ports,
     pub(crate) computer: &'a mut Computer,
     /// By rank.
     pub(crate) links: &'a mut [crate::group::Peer],
@@ -405,7 +405,7 @@ impl Execution {
             let has_gone = if is_short {
                 let source = if len > 0 { Some(self.sge(from, bytes)?) } else { None };
                 channel.send_short(
-                    tools.context,
+                    (tools.ports, tools.now),
                     (&self.call, age),
                     Purpose::Elements,
                     bytes as u32,
@@ -419,7 +419,7 @@ impl Execution {
                     },
                 )?
             } else {
-                self.send_chunk(index, step, (tools.context, age), channel)?
+                self.send_chunk(index, step, ((tools.ports, tools.now), age), channel)?
             };
             if !has_gone {
                 return Ok(moved);
@@ -446,7 +446,7 @@ impl Execution {
         &mut self,
         index: usize,
         step: u32,
-        (context, age): (&mut Context, Age),
+        ((ports, now), age): ((&mut Ports, Nanos), Age),
         channel: &mut Channel,
     ) -> Result<bool, Trouble> {
         let Step::Send { from, len, lands, .. } = self.schedule.steps[step as usize] else {
@@ -455,22 +455,22 @@ impl Execution {
         let source = self.sge(from, self.bytes(len))?;
         let target = match (lands, self.lanes[index].grant) {
             (Some(at), Some(base)) => {
-                Some(RemoteAddress { addr: base.addr.wrapping_add(self.bytes(at) as u64), ..base })
+                Some(Remote { address: base.address.wrapping_add(self.bytes(at) as u64), ..base })
             }
             (Some(_), None) => return Ok(false),
             (None, _) if !channel.has_staging_for(source.length) => return Ok(false),
             (None, _) => None,
         };
         if !self.lanes[index].is_told {
-            if !channel.send_short(context, (&self.call, age), Purpose::Call, 0, |_, _, _| Ok(()))? {
+            if !channel.send_short((ports, now), (&self.call, age), Purpose::Call, 0, |_, _, _| Ok(()))? {
                 return Ok(false);
             }
             self.lanes[index].is_told = true;
         }
         let waiting = Waiting { operation: self.id, step };
         Ok(match target {
-            Some(target) => channel.send_landing(context, source, target, waiting)?,
-            None => channel.send_staged(context, source, waiting)?,
+            Some(target) => channel.send_landing((ports, now), source, target, waiting)?,
+            None => channel.send_staged((ports, now), source, waiting)?,
         })
     }
 
@@ -520,21 +520,21 @@ impl Execution {
             return Ok(true);
         }
         if tells_staging {
-            channel.make_staging(tools.context, tools.pd, tools.computer)?;
+            channel.make_staging(tools.ports, tools.computer)?;
         }
         let output = match (lands, self.places.output) {
             (true, Some((mr, offset))) => {
-                let own = tools.context.remote(mr)?;
+                let (address, keys) = tools.ports.keys(mr)?;
                 let base = offset + self.bytes(self.schedule.base(*peer)) as u64;
-                Some(RemoteAddress { addr: own.addr.wrapping_add(base), rkey: own.rkey })
+                Some(Remote { address: address.wrapping_add(base), keys })
             }
             (true, None) => return Err(no_memory(Place::Output)),
             (false, _) => None,
         };
-        let grant = channel.grant(tools.context, output)?;
+        let grant = channel.grant(tools.ports, output)?;
         let bytes = size_of::<Grant>() as u32;
         let told = channel.send_short(
-            tools.context,
+            (tools.ports, tools.now),
             (&self.call, age),
             Purpose::Grant,
             bytes,
@@ -667,7 +667,7 @@ impl Execution {
         tools: &mut Tools<'_>,
     ) -> Result<ByDevice, Trouble> {
         let What { data_type, reduction, size } = self.arithmetic;
-        let Tools { computer, context, now, .. } = tools;
+        let Tools { computer, ports: context, now, .. } = tools;
         if let (Finish::Scale, Some(Reduction::PreMulSum(factor))) = (finish, reduction) {
             computer.scale(context, data_type, target, sources[0], factor)?;
             return Ok(ByDevice::No);

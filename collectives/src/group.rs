@@ -6,29 +6,30 @@ mod membership;
 mod on_memory;
 mod peers;
 mod plans;
+mod rails;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Pd, Poller, Qpn, WcStatus};
+use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Poller, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
-use crate::card::{Card, limits};
+use crate::card::{Card, gid_index, limits};
 use crate::channel::message::{Call, Count, Grant, Header, Purpose};
 use crate::channel::{Channel, Limits, Link, News, Waiting};
 use crate::choice::{Demand, Explanation, Model, choose, explain, problem};
 use crate::compute::Computer;
-use crate::control::{BODY, Control, Envelope, Mailbox, Message};
+use crate::control::{BODY, Envelope, Left, Mailbox, Message};
 use crate::error::Cause;
 use crate::execution::{Execution, Places, Tools, Trouble, What};
 use crate::flight::{LATE, Log, Recorder};
 use crate::mapped::{Bench, Host, Job, Mapped};
-use crate::memory::{allocate, deregister};
 use crate::operation::{Kind, Operation};
 use crate::options::Options;
+use crate::ports::Ports;
 use crate::schedule::{self, Algorithm, Hosts, Seat, Shape, Task};
 use crate::shrink::{Ranks, Shrink};
 use plans::Plans;
@@ -83,14 +84,12 @@ impl Chunks {
 
 /// What a communicator needs of the process that it is in.
 pub(crate) struct Process<'a> {
-    pub(crate) context: &'a mut Context,
-    pub(crate) control: &'a mut Control,
+    pub(crate) ports: &'a mut Ports,
     pub(crate) computer: &'a mut Computer,
     pub(crate) host: &'a mut Host,
     pub(crate) recorder: &'a Recorder,
     /// For what moves between two polls.
     pub(crate) clock: &'a mut Poller,
-    pub(crate) pd: Pd,
     pub(crate) now: Nanos,
 }
 
@@ -106,8 +105,8 @@ pub(crate) struct Group {
     pub(crate) rank: u32,
     pub(crate) options: Options,
     cards: Vec<Card>,
-    gid_index: usize,
-    path_mtu: PathMtu,
+    /// By rail, the row of the GID table that messages leave from, and the largest path MTU.
+    ways: Vec<(usize, PathMtu)>,
     hosts: Hosts,
     /// A rank has a device that reduces.
     is_on_device: bool,
@@ -118,7 +117,8 @@ pub(crate) struct Group {
     plans: Plans,
     log: Log,
     limits: Limits,
-    cq: Cq,
+    /// By rail.
+    cqs: Vec<Cq>,
     peers: Vec<Peer>,
     /// Peers to which there is a channel.
     linked: Vec<u32>,
@@ -168,7 +168,6 @@ impl Group {
         rank: u32,
         cards: Vec<Card>,
         options: &Options,
-        (gid_index, path_mtu): (usize, PathMtu),
     ) -> Result<Group, Error> {
         let size = cards.len() as u32;
         let limits = limits(options, size);
@@ -183,10 +182,13 @@ impl Group {
             ));
         }
         let entries = (size - 1).max(1).saturating_mul(3 * limits.depth + 64).min(1 << 20);
-        let cq = process.context.create_cq(entries)?;
+        let ways: Vec<(usize, PathMtu)> =
+            process.ports.all().map(|port| gid_index(&port.context, options)).collect::<Result<_, _>>()?;
+        let cqs = (0..ways.len()).map(|rail| process.ports.of_mut(rail).context.create_cq(entries));
+        let cqs = cqs.collect::<Result<_, _>>()?;
         let mut peers = Vec::new();
         peers.resize_with(cards.len(), Peer::default);
-        info!(rank, size, hosts = hosts.count(), %path_mtu, "communicator");
+        info!(rank, size, hosts = hosts.count(), rails = ways.len(), path_mtu = %ways[0].1, "communicator");
         Ok(Group {
             id: cards[0].nonce.get(),
             rank,
@@ -194,8 +196,7 @@ impl Group {
             is_on_device: cards.iter().any(|card| card.device.get() != 0),
             log: process.recorder.log(cards[0].nonce.get(), (rank, size)),
             cards,
-            gid_index,
-            path_mtu,
+            ways,
             hosts,
             mapped: Err("the ranks have not agreed on shared memory"),
             // A call wakes each rank when it begins, has reduced and ends.
@@ -203,7 +204,7 @@ impl Group {
             model: options.model.unwrap_or_default(),
             plans: Plans::default(),
             limits,
-            cq,
+            cqs,
             peers,
             linked: Vec::new(),
             executions: VecDeque::new(),
@@ -267,6 +268,7 @@ impl Group {
 
     fn try_poll(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
         self.take_completions(process)?;
+        let is_to_be_mended = self.is_dirty || process.now >= self.next_look;
         let mut moved = false;
         if self.failed.is_none() {
             let mapped = self.advance_mapped(process);
@@ -279,6 +281,9 @@ impl Group {
         }
         if process.now >= self.next_look {
             self.look(process)?;
+        }
+        if is_to_be_mended && self.failed.is_none() {
+            self.mend_rails(process)?;
         }
         Ok(moved)
     }
@@ -295,7 +300,14 @@ impl Group {
     }
 
     fn take_completions(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
-        while let Some(wc) = process.context.poll_cq(self.cq)? {
+        for rail in 0..self.cqs.len() {
+            self.take_completions_of(process, rail)?;
+        }
+        Ok(())
+    }
+
+    fn take_completions_of(&mut self, process: &mut Process<'_>, rail: usize) -> Result<(), Error> {
+        while let Some(wc) = process.ports.of_mut(rail).context.poll_cq(self.cqs[rail])? {
             let number = Channel::peer_of(wc.wr_id);
             let peer = &mut self.peers[number as usize];
             let Some(channel) = &mut peer.channel else { continue };
@@ -309,31 +321,52 @@ impl Group {
                     execution.sent(waiting.step);
                 }
             };
-            let news = channel.complete(process.context, process.now, &wc, done)?;
-            if let Some(heard) = channel.take_heard()
-                && let Some(execution) =
-                    self.executions.iter_mut().flatten().find(|of| of.call.number == heard.call)
-            {
-                execution.hear(number, heard);
-            }
+            let news = channel.complete((process.ports, process.now), rail, &wc, done)?;
             if let Some((bytes, sending)) = peer.chunks.end(chunks, process.now) {
                 self.log.was_sending(number, bytes, sending);
             }
-            match news {
-                News::None => {}
-                News::Moved => self.is_dirty = true,
-                News::Granted(call, grant) => {
-                    self.is_dirty = true;
-                    self.granted(number, call, grant);
+            self.take_news(process, (number, rail), news)?;
+            loop {
+                let Some(channel) = &mut self.peers[number as usize].channel else { break };
+                let Some(news) = channel.next(process.ports, process.now)? else { break };
+                if let Some(heard) = channel.take_heard()
+                    && let Some(execution) =
+                        self.executions.iter_mut().flatten().find(|of| of.call.number == heard.call)
+                {
+                    execution.hear(number, heard);
                 }
-                // It has left before its ACK came.
-                News::Failed(_) if self.is_leaving && self.executions.is_empty() => channel.forget(),
-                News::Failed(status) => {
-                    let cause = self.why(number, status);
+                self.take_news(process, (number, rail), news)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_news(
+        &mut self,
+        process: &mut Process<'_>,
+        (peer, rail): (u32, usize),
+        news: News,
+    ) -> Result<(), Error> {
+        match news {
+            News::None => {}
+            News::Moved => self.is_dirty = true,
+            News::Granted(call, grant) => {
+                self.is_dirty = true;
+                self.granted(peer, call, grant);
+            }
+            News::Failed(status) => {
+                let channel = self.peers[peer as usize].channel.as_mut();
+                if self.is_leaving && self.executions.is_empty() {
+                    // It has left before its ACK came.
+                    channel.into_iter().for_each(|channel| channel.forget());
+                } else if channel.is_some_and(|channel| channel.can_do_without(rail)) {
+                    self.leave_rail(process, (peer, rail), &format!("its queue pair failed with {status:?}"))?;
+                } else {
+                    let cause = self.why(peer, status);
                     self.fail(cause);
                 }
-                News::Broken(problem) => self.fail(Cause::Protocol { peer: number, problem }),
             }
+            News::Broken(problem) => self.fail(Cause::Protocol { peer, problem }),
         }
         Ok(())
     }
@@ -358,8 +391,7 @@ impl Group {
 
     fn advance(&mut self, process: &mut Process<'_>) -> Result<bool, Trouble> {
         let mut tools = Tools {
-            context: process.context,
-            pd: process.pd,
+            ports: process.ports,
             computer: process.computer,
             links: &mut self.peers,
             log: &self.log,
@@ -379,10 +411,10 @@ impl Group {
         }
         for peer in &self.linked {
             if let Some(channel) = &mut self.peers[*peer as usize].channel {
-                moved |= channel.return_credits(process.context)?;
+                moved |= channel.return_credits(process.ports, process.now)?;
             }
         }
-        let has_ended = self.retire(process.context, process.now)?;
+        let has_ended = self.retire(process.ports, process.now)?;
         self.look_at_arrivals()?;
         Ok(has_ended || moved)
     }
@@ -399,7 +431,7 @@ impl Group {
     }
 
     /// Forgets operations that have ended. Peers get the ACKs that they are owed: this rank may poll no more.
-    fn retire(&mut self, context: &mut Context, now: Nanos) -> Result<bool, Error> {
+    fn retire(&mut self, ports: &mut Ports, now: Nanos) -> Result<bool, Error> {
         let mut has_ended = false;
         for index in 0..self.executions.len() {
             if let Some(execution) = self.executions[index].take_if(|execution| execution.is_done()) {
@@ -409,7 +441,7 @@ impl Group {
                 }
                 for peer in execution.owes_acks(self.options.eager_bytes as usize) {
                     if let Some(channel) = &mut self.peers[peer as usize].channel {
-                        channel.acknowledge(context)?;
+                        channel.acknowledge(ports)?;
                     }
                 }
                 if let Some(index) = self.in_use.iter().position(|(id, ..)| *id == execution.id) {
@@ -482,12 +514,12 @@ impl Group {
     }
 
     /// Sends the ACKs that peers are owed.
-    pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), Error> {
+    pub(crate) fn acknowledge(&mut self, ports: &mut Ports) -> Result<(), Error> {
         for peer in &self.linked {
             if let Some(channel) = &mut self.peers[*peer as usize].channel
                 && self.failed.is_none()
             {
-                channel.acknowledge(context)?;
+                channel.acknowledge(ports)?;
             }
         }
         Ok(())

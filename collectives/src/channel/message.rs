@@ -7,17 +7,21 @@
 //! | a chunk that lands | WRITE with immediate to its place | |
 //! | credit | empty WRITE with immediate | how many messages this rank has taken, ever |
 //!
+//! All but credits are numbered, in the immediate too: those of several rails come in any order. Between two ranks fewer than 128 are
+//! ever under way, so eight bits will do.
+//!
 //! Integers are big-endian; elements are in the byte order of the machine, which all ranks share.
 
 use std::fmt;
 use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
-use ferroce::{RKey, RemoteAddress};
+use ferroce::RKey;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::operation::{Kind, Reduction};
+use crate::ports::{Keys, MAX_RAILS};
 use crate::schedule::Algorithm;
 
 /// What a rank calls: what both ends of a channel must have in common.
@@ -84,24 +88,48 @@ pub(crate) struct Age {
     pub(crate) idle: Duration,
 }
 
-/// Where a peer's chunks go.
+/// Where a peer's chunks go. A region has one address, and a key for each rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Grant {
     /// Those that land, from the base of the schedule on.
     pub(crate) output: U64,
-    pub(crate) output_key: U32,
     /// Those that are combined, in this operation and in those behind it; length 0 if there is no such memory.
-    pub(crate) staging_key: U32,
     pub(crate) staging: U64,
     pub(crate) staging_bytes: U32,
-    pub(crate) reserved: U32,
+    reserved: U32,
+    output_keys: [U32; MAX_RAILS],
+    staging_keys: [U32; MAX_RAILS],
+}
+
+/// Memory of a peer: its address, and its key for each rail.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) address: u64,
+    pub(crate) keys: Keys,
 }
 
 impl Grant {
     /// Where chunks go that land.
-    pub(crate) fn output(&self) -> RemoteAddress {
-        RemoteAddress { addr: self.output.get(), rkey: RKey::new(self.output_key.get()) }
+    pub(crate) fn output(&self) -> Remote {
+        Remote { address: self.output.get(), keys: self.output_keys.map(|key| RKey::new(key.get())) }
+    }
+
+    pub(crate) fn set_output(&mut self, output: &Remote) {
+        self.output.set(output.address);
+        self.output_keys = output.keys.map(|key| U32::new(key.value()));
+    }
+
+    /// Where chunks go that are combined, and how many bytes there are.
+    pub(crate) fn staging(&self) -> (Remote, u32) {
+        let keys = self.staging_keys.map(|key| RKey::new(key.get()));
+        (Remote { address: self.staging.get(), keys }, self.staging_bytes.get())
+    }
+
+    pub(crate) fn set_staging(&mut self, staging: &Remote, bytes: u32) {
+        self.staging.set(staging.address);
+        self.staging_keys = staging.keys.map(|key| U32::new(key.value()));
+        self.staging_bytes.set(bytes);
     }
 }
 
@@ -207,14 +235,21 @@ impl fmt::Display for Call {
 /// The immediate of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Immediate {
+    /// The number of a message, modulo 256, and where it is.
+    Message(u8, Place),
+    /// Messages that the peer has taken, modulo 2³⁰.
+    Credit(u32),
+}
+
+/// Where a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
     /// In the ring, from this byte on.
     Ring(u32),
     /// In staging memory, from this byte on.
-    Staged(u32),
-    /// At its place.
+    Staging(u32),
+    /// Where it is wanted.
     Landed,
-    /// Messages that the peer has taken, modulo 2³⁰.
-    Credit(u32),
 }
 
 impl Immediate {
@@ -222,24 +257,31 @@ impl Immediate {
     pub(crate) const UNIT: u32 = 64;
     /// What credits are counted modulo.
     pub(crate) const MASK: u32 = (1 << 30) - 1;
+    /// Bits of an offset, in units: as many as the longest staging memory needs, and more.
+    const OFFSET: u32 = 22;
 
     pub(crate) fn value(self) -> u32 {
         match self {
-            Immediate::Ring(offset) => offset / Immediate::UNIT,
-            Immediate::Staged(offset) => (1 << 30) | (offset / Immediate::UNIT),
-            Immediate::Landed => 2 << 30,
-            Immediate::Credit(taken) => (3 << 30) | (taken & Immediate::MASK),
+            Immediate::Message(number, place) => {
+                let (kind, offset) = match place {
+                    Place::Ring(offset) => (0, offset),
+                    Place::Staging(offset) => (1, offset),
+                    Place::Landed => (2, 0),
+                };
+                kind << 30 | u32::from(number) << Immediate::OFFSET | offset / Immediate::UNIT
+            }
+            Immediate::Credit(taken) => 3 << 30 | taken & Immediate::MASK,
         }
     }
 
-    /// Offsets above 2³² come out as the largest there is: no ring is as long.
     pub(crate) fn parse(value: u32) -> Immediate {
-        let rest = value & Immediate::MASK;
+        let number = (value >> Immediate::OFFSET) as u8;
+        let offset = (value & ((1 << Immediate::OFFSET) - 1)) * Immediate::UNIT;
         match value >> 30 {
-            0 => Immediate::Ring(rest.saturating_mul(Immediate::UNIT)),
-            1 => Immediate::Staged(rest.saturating_mul(Immediate::UNIT)),
-            2 => Immediate::Landed,
-            _ => Immediate::Credit(rest),
+            0 => Immediate::Message(number, Place::Ring(offset)),
+            1 => Immediate::Message(number, Place::Staging(offset)),
+            2 => Immediate::Message(number, Place::Landed),
+            _ => Immediate::Credit(value & Immediate::MASK),
         }
     }
 }
@@ -263,9 +305,8 @@ pub mod fuzzing {
         let Some(bytes) = bytes.first_chunk() else { return };
         let value = u32::from_be_bytes(*bytes);
         let again = Immediate::parse(value).value();
-        // Where a message is that is at its place is not looked at, and no ring is as long as an offset may be.
-        let rest = value & Immediate::MASK;
-        assert!(again == value || value >> 30 == 2 || rest > u32::MAX / Immediate::UNIT);
+        // Where a message is that has landed is not looked at.
+        assert!(again == value || value >> 30 == 2);
     }
 }
 
@@ -289,9 +330,9 @@ mod tests {
             assert_eq!(Header::new(&call, Purpose::Call, 9).parse(), Ok((call, Purpose::Call)));
         }
         assert_eq!(call.to_string(), "call 7, reduce of 1099511627776 bf16 (avg), root 3, by tree");
-        for immediate in
-            [Immediate::Ring(640), Immediate::Staged(1 << 21), Immediate::Landed, Immediate::Credit(77)]
-        {
+        let places = [Place::Ring(640), Place::Staging(1 << 27), Place::Landed];
+        let messages = places.map(|place| Immediate::Message(200, place));
+        for immediate in messages.into_iter().chain([Immediate::Credit(77)]) {
             assert_eq!(Immediate::parse(immediate.value()), immediate);
         }
         assert_eq!(Header::BYTES, 32);

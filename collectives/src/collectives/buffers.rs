@@ -7,10 +7,10 @@ impl Collectives {
     /// it while an operation has it as output.
     ///
     /// # Errors
-    /// [`Error::Verbs`].
+    /// [`Error::Verbs`]; [`Error::Invalid`] for owned memory where there are several [rails](Collectives::add_rail).
     pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = self.computer.register(&mut self.context, self.pd, memory, access)?;
+        let mr = self.computer.register(&mut self.ports, memory, access)?;
         let buffer = Buffer { mr };
         self.buffers.push(buffer);
         Ok(buffer)
@@ -40,18 +40,19 @@ impl Collectives {
         }
     }
 
-    /// As [`allocate`](Collectives::allocate), memory of this process alone, which has slices ([`bytes`](Collectives::bytes)).
+    /// As [`allocate`](Collectives::allocate), memory of this process alone, which has slices ([`bytes`](Collectives::bytes)) unless
+    /// there are several [rails](Collectives::add_rail).
     ///
     /// # Errors
     /// As [`allocate`](Collectives::allocate).
     pub fn allocate_private(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        let memory = allocate(self.computer.device(), bytes)?;
+        let memory = self.ports.allocate(self.computer.device(), bytes)?;
         self.register(memory)
     }
 
     /// Memory of the host, for operations of a communicator's own.
     pub(super) fn room(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        self.register(allocate(None, bytes)?)
+        self.register(self.ports.allocate(None, bytes)?)
     }
 
     /// Ends a registration and gives the memory back.
@@ -64,12 +65,12 @@ impl Collectives {
             let expected = "one that no operation under way works on: wait for it first";
             return Err(Error::invalid("buffer", format!("{:?}", buffer.mr), expected));
         }
-        let Collectives { context, poller, groups, computer, .. } = self;
+        let Collectives { ports, poller, groups, computer, .. } = self;
         // Of a communicator that has failed nobody asks for what the device was about.
         if groups.iter().any(|group| group.failure().is_some()) {
             computer.stop();
         }
-        let memory = deregister(context, || poller.now(), buffer.mr)?;
+        let memory = ports.deregister(|| poller.now(), buffer.mr)?;
         self.host.forget(buffer.mr);
         self.computer.forget(buffer.mr);
         self.buffers.retain(|other| *other != buffer);
@@ -81,7 +82,7 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] for a buffer that is not registered here, and for bytes outside it.
     pub fn read(&self, buffer: Buffer, offset: u64, to: &mut [u8]) -> Result<(), Error> {
-        Ok(self.context.read(buffer.mr, offset, to)?)
+        Ok(self.ports.read(buffer.mr, offset, to)?)
     }
 
     /// Copies `from` to the bytes of a buffer from `offset` on. Works on every context and every kind of memory.
@@ -89,7 +90,7 @@ impl Collectives {
     /// # Errors
     /// As [`read`](Collectives::read).
     pub fn write(&mut self, buffer: Buffer, offset: u64, from: &[u8]) -> Result<(), Error> {
-        Ok(self.context.write(buffer.mr, offset, from)?)
+        Ok(self.ports.write(buffer.mr, offset, from)?)
     }
 
     /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
@@ -98,7 +99,7 @@ impl Collectives {
     /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
     /// [`read`](Collectives::read).
     pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
-        Ok(self.context.bytes(buffer.mr)?)
+        Ok(self.ports.bytes(buffer.mr)?)
     }
 
     /// As [`bytes`](Collectives::bytes), to write.
@@ -106,7 +107,7 @@ impl Collectives {
     /// # Errors
     /// As [`bytes`](Collectives::bytes).
     pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
-        Ok(self.context.bytes_mut(buffer.mr)?)
+        Ok(self.ports.bytes_mut(buffer.mr)?)
     }
 
     /// Bytes of a buffer of a GPU's memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` name them.
@@ -114,11 +115,11 @@ impl Collectives {
     /// # Errors
     /// [`Error::Verbs`] for a buffer that is not registered here or is memory of the host, and for bytes outside it.
     pub fn piece(&self, buffer: Buffer, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
-        Ok(self.context.piece(buffer.mr, offset, len)?)
+        Ok(self.ports.piece(buffer.mr, offset, len)?)
     }
 
     /// Bytes of a buffer, if there is one.
     pub(super) fn length(&self, at: Option<At>) -> Result<u64, Error> {
-        at.map_or(Ok(0), |at| Ok(self.context.remote(at.buffer.mr)?.length))
+        at.map_or(Ok(0), |at| Ok(self.ports.remote(at.buffer.mr)?.length))
     }
 }

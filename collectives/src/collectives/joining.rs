@@ -1,5 +1,7 @@
 //! How ranks become a communicator.
 
+use zerocopy::FromZeros;
+
 use super::*;
 
 impl Collectives {
@@ -45,14 +47,17 @@ impl Collectives {
     /// [`Error::Invalid`] for an option.
     pub fn card(&mut self, options: &Options) -> Result<Card, Error> {
         options.check()?;
-        let (index, path_mtu) = gid_index(&self.context, options)?;
-        let [high, low] = [(); 2].map(|()| u64::from(self.context.random_psn().value()));
+        let mut rails = [RailCard::new_zeroed(); MAX_RAILS];
+        for (port, rail) in self.ports.all().zip(&mut rails) {
+            *rail = RailCard::of(port, options)?;
+        }
+        self.has_card = true;
+        let [high, low] = [(); 2].map(|()| u64::from(self.ports.random_psn().value()));
         let host = options.host.unwrap_or_else(this_host);
         let board = self.board(options)?;
         Ok(Card {
-            gid: self.context.port().gids[index].gid.0,
-            qpn: U32::new(self.control.qpn.value()),
-            qkey: U32::new(self.control.qkey),
+            rails,
+            rail_count: U32::new(self.ports.count() as u32),
             nonce: U64::new(high << 24 | low),
             host: host.to_be_bytes(),
             chunk_bytes: U32::new(options.chunk_bytes),
@@ -61,7 +66,6 @@ impl Collectives {
             shared_memory: U32::new(options.shared_memory as u32),
             has_model: U32::new(options.model.is_some().into()),
             byte_order: Card::BYTE_ORDER,
-            path_mtu: U32::new(path_mtu.bytes()),
             device: U32::new(self.computer.device().is_some().into()),
             board_pid: U32::new(board.pid),
             board_fd: U32::new(board.fd),
@@ -76,7 +80,8 @@ impl Collectives {
         if options.shared_memory == SharedMemory::Off || self.computer.device().is_some() {
             return Ok(Ticket::default());
         }
-        match self.host.board(&mut self.context, self.pd) {
+        let pd = self.ports.pd();
+        match self.host.board(&mut self.ports, pd) {
             Err(error) if options.shared_memory == SharedMemory::Auto => {
                 warn!("no memory is shared with ranks of this host: {error}");
                 Ok(Ticket::default())
@@ -97,8 +102,8 @@ impl Collectives {
         let mapped = match (mapped, &all) {
             (Ok(mapped), Ok(true)) => Ok(mapped),
             (Ok(mapped), _) => {
-                let Collectives { host, context, poller, .. } = self;
-                mapped.free(host, context, || poller.now())?;
+                let Collectives { host, ports, poller, .. } = self;
+                mapped.free(host, ports, || poller.now())?;
                 Err(Error::Shared { reason: "another rank can't map what the others share".to_owned() })
             }
             (Err(error), _) => Err(error),
@@ -118,7 +123,7 @@ impl Collectives {
         if let Some(group) = self.groups.get_mut(communicator.handle) {
             let reason = reason.unwrap_or("a rank can't map what others share");
             let mapped = mapped.map_err(|_| reason);
-            group.set_mapped(&mut self.context, mapped);
+            group.set_mapped(&mut self.ports, mapped);
         }
         Ok(())
     }
@@ -153,12 +158,12 @@ impl Collectives {
                 }
             };
             if let Some(group) = self.groups.get_mut(communicator.handle) {
-                group.set_mapped(&mut self.context, Ok(mapped));
+                group.set_mapped(&mut self.ports, Ok(mapped));
             }
         } else if let Some(group) = self.groups.get_mut(communicator.handle) {
             let reason =
                 "ranks that join with cards ask each other nothing: SharedMemory::Required says that all can";
-            group.set_mapped(&mut self.context, Err(reason));
+            group.set_mapped(&mut self.ports, Err(reason));
         }
         Ok(communicator)
     }
@@ -168,8 +173,9 @@ impl Collectives {
         let group = self.group(communicator)?;
         let id = group.id;
         let boards = group.boards().map_err(|problem| Error::Shared { reason: problem.to_owned() })?;
-        let Collectives { host, context, pd, .. } = self;
-        boards.iter().try_for_each(|board| host.open(context, *pd, board))?;
+        let Collectives { host, ports, .. } = self;
+        let pd = ports.pd();
+        boards.iter().try_for_each(|board| host.open(ports, pd, board))?;
         let full = || Error::Shared { reason: "this process is in too many communicators".to_owned() };
         Mapped::new(host, id, communicator.rank as usize, boards).ok_or_else(full)
     }
@@ -187,7 +193,7 @@ impl Collectives {
                 format!("0 to {}, below the number of cards", size - 1),
             ));
         };
-        if own.qpn.get() != self.control.qpn.value() {
+        if own.rails[0].qpn.get() != self.ports.of(0).control.qpn.value() {
             return Err(Error::invalid("card", format!("that of rank {rank}"), "the card of this process"));
         }
         for (peer, card) in (0..).zip(cards) {
@@ -196,9 +202,8 @@ impl Collectives {
             }
         }
         self.idler = Idler::new(options.idle);
-        let port = gid_index(&self.context, options)?;
         let now = self.now();
-        let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options, port)?;
+        let group = Group::new(&mut self.process(now).0, rank, cards.to_vec(), options)?;
         Ok(Communicator { handle: self.groups.insert(group), rank, size })
     }
 }

@@ -146,7 +146,7 @@ impl Collectives {
     /// # Errors
     /// As [`test`](Collectives::test).
     pub fn measured(&mut self, measurement: &mut Measurement) -> Result<Option<Model>, Error> {
-        let now = self.context.now();
+        let now = self.ports.now();
         self.go_on_measuring(measurement, now)
     }
 
@@ -215,7 +215,7 @@ impl Collectives {
         let mut reduced = f64::INFINITY;
         for _ in 0..ROUNDS {
             let start = self.now();
-            self.computer.reduce(&mut self.context, sum, a, &[a, b])?;
+            self.computer.reduce(&mut self.ports, sum, a, &[a, b])?;
             reduced = reduced.min(self.now().since(start).as_secs_f64() / f64::from(half));
         }
         Ok(reduced)

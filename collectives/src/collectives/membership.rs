@@ -55,9 +55,8 @@ impl Collectives {
         let (options, model) = (group.options, group.model());
         let Some((rank, cards)) = group.cards_of(ranks, origin) else { return Ok(None) };
         let boards = group.mapped_boards(ranks);
-        let port = gid_index(&self.context, &options)?;
         let now = self.now();
-        let mut group = Group::new(&mut self.process(now).0, rank, cards, &options, port)?;
+        let mut group = Group::new(&mut self.process(now).0, rank, cards, &options)?;
         group.set_model(model);
         let mapped = boards.map(|boards| Mapped::new(&self.host, group.id, rank as usize, boards));
         let is_full = matches!(mapped, Ok(None));
@@ -65,7 +64,7 @@ impl Collectives {
             Ok(mapped) => mapped.ok_or("this process is in too many communicators"),
             Err(_) => Err("the communicator that it was made of shares no memory"),
         };
-        group.set_mapped(&mut self.context, mapped);
+        group.set_mapped(&mut self.ports, mapped);
         let size = ranks.len() as u32;
         let child = Communicator { handle: self.groups.insert(group), rank, size };
         if is_full {
@@ -155,9 +154,9 @@ impl Collectives {
         let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
         // The ranks need not have made as many communicators of it before.
         let child = self.child(communicator, Group::SHRUNK, &ranks)?;
-        let Collectives { host, context, poller, groups, shrunk, .. } = self;
+        let Collectives { host, ports, poller, groups, shrunk, .. } = self;
         if let Some(group) = groups.get_mut(communicator.handle) {
-            group.disconnect(host, context, || poller.now())?;
+            group.disconnect(host, ports, || poller.now())?;
         }
         match child {
             Some(child) => {
@@ -197,8 +196,8 @@ impl Collectives {
             let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
             handles.extend(parents);
             if let Some(group) = self.groups.remove(handle) {
-                let Collectives { host, context, poller, .. } = self;
-                group.destroy(host, context, || poller.now())?;
+                let Collectives { host, ports, poller, .. } = self;
+                group.destroy(host, ports, || poller.now())?;
             }
         }
         Ok(())
@@ -243,13 +242,13 @@ impl Collectives {
                 }
                 self.turn()?;
             }
-            let Collectives { groups, context, .. } = self;
+            let Collectives { groups, ports, .. } = self;
             if let Some(group) = groups.get_mut(communicator.handle) {
-                group.acknowledge(context)?;
+                group.acknowledge(ports)?;
             }
         }
         let now = self.now();
-        self.context.poll(now)?;
+        self.ports.poll(now)?;
         first
     }
 
@@ -278,13 +277,11 @@ impl Collectives {
     }
 
     pub(super) fn free(self) -> Result<Context, Error> {
-        let Collectives { mut context, mut poller, control, buffers, pd, host, .. } = self;
+        let Collectives { mut ports, mut poller, buffers, host, .. } = self;
         for buffer in buffers {
-            deregister(&mut context, || poller.now(), buffer.mr)?;
+            ports.deregister(|| poller.now(), buffer.mr)?;
         }
-        host.free(&mut context, || poller.now())?;
-        control.destroy(&mut context, || poller.now())?;
-        context.dealloc_pd(pd)?;
-        Ok(context)
+        host.free(&mut ports, || poller.now())?;
+        ports.free(|| poller.now())
     }
 }

@@ -240,9 +240,9 @@ impl Group {
             Some(index) => self.scratch.swap_remove(index),
             None => {
                 let length = bytes.next_power_of_two().max(4096);
-                let Process { context, computer, pd, .. } = process;
-                let memory = allocate(computer.device(), length)?;
-                (computer.register(context, *pd, memory, ferroce::Access::LOCAL_WRITE)?, length)
+                let Process { ports, computer, .. } = process;
+                let memory = ports.allocate(computer.device(), length)?;
+                (computer.register(ports, memory, ferroce::Access::LOCAL_WRITE)?, length)
             }
         };
         self.in_use.push((id, mr, length));

@@ -99,14 +99,21 @@ impl Group {
         for index in 0..self.linked.len() {
             let peer = self.linked[index];
             let Some(channel) = &self.peers[peer as usize].channel else { continue };
-            if channel.is_open {
-                continue;
+            let (is_open, rails) = (channel.is_open(), channel.paths().len());
+            if !is_open {
+                self.next_look = self.next_look.min(now + self.again());
             }
-            let due = channel.next_hello;
-            if now >= due {
-                self.greet(process, peer)?;
+            for rail in 0..rails {
+                let Some(channel) = &self.peers[peer as usize].channel else { break };
+                let path = &channel.paths()[rail];
+                if path.is_greeting() && now >= path.next_hello {
+                    self.greet(process, peer, rail)?;
+                }
             }
-            self.next_look = self.next_look.min(now + self.again());
+        }
+        if self.cqs.len() > 1 {
+            // To notice a rail by which nothing comes through.
+            self.next_look = self.next_look.min(now + self.options.retry_budget() / 16);
         }
         if self.failed.is_none() {
             self.ask(process)?;

@@ -80,22 +80,22 @@ impl Group {
     pub(crate) fn disconnect(
         &mut self,
         host: &mut Host,
-        context: &mut Context,
+        ports: &mut Ports,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), Error> {
         let gone = Err("the communicator is of no use any more");
         if let Ok(mapped) = std::mem::replace(&mut self.mapped, gone) {
-            mapped.free(host, context, &mut now)?;
+            mapped.free(host, ports, &mut now)?;
         }
         for peer in &mut self.peers {
             if let Some(channel) = peer.channel.take() {
-                channel.destroy(context, &mut now)?;
+                channel.destroy(ports, &mut now)?;
             }
         }
         self.linked.clear();
         let in_use = self.in_use.drain(..).map(|(_, mr, _)| mr);
         for mr in self.scratch.drain(..).map(|(mr, _)| mr).chain(in_use) {
-            deregister(context, &mut now, mr)?;
+            ports.deregister(&mut now, mr)?;
         }
         Ok(())
     }
@@ -104,11 +104,13 @@ impl Group {
     pub(crate) fn destroy(
         mut self,
         host: &mut Host,
-        context: &mut Context,
+        ports: &mut Ports,
         mut now: impl FnMut() -> Nanos,
     ) -> Result<(), Error> {
-        self.disconnect(host, context, &mut now)?;
-        context.destroy_cq(self.cq)?;
+        self.disconnect(host, ports, &mut now)?;
+        for (rail, cq) in self.cqs.iter().enumerate() {
+            ports.of_mut(rail).context.destroy_cq(*cq)?;
+        }
         Ok(())
     }
 }

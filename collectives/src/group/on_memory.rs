@@ -95,7 +95,7 @@ impl Group {
         self.wake_all(process)?;
         if has_ended {
             let now = process.clock.now();
-            self.retire(process.context, now)?;
+            self.retire(process.ports, now)?;
         }
         Ok(moved)
     }
@@ -133,6 +133,7 @@ impl Group {
 
 /// What operations on mapped memory need of the process.
 fn bench<'a>(process: &'a mut Process<'_>, wake: &'a mut Vec<u32>, log: &'a Log, looks: u32) -> Bench<'a> {
-    let Process { context, host, computer, clock, pd, .. } = process;
-    Bench { context, pd: *pd, host, computer, wake, log, clock, budget: BUDGET, looks }
+    let Process { ports, host, computer, clock, .. } = process;
+    let pd = ports.pd();
+    Bench { context: ports, pd, host, computer, wake, log, clock, budget: BUDGET, looks }
 }

@@ -1,46 +1,71 @@
 //! Other ranks: channels to them, and what they say.
 
 use super::*;
+use crate::ports::Port;
 
 impl Group {
     /// Makes a channel to a peer, if there is none.
     pub(super) fn link(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         if self.peers[peer as usize].channel.is_none() {
-            let ends = (process.pd, self.cq);
-            let mut channel = Channel::new(process.context, ends, peer, self.limits)?;
+            let rails = self.cards[peer as usize].rails().len().clamp(1, self.cqs.len());
+            let mut channel = Channel::new(process.ports, &self.cqs[..rails], peer, self.limits)?;
             if self.is_leaving {
                 channel.signal_all();
             }
-            self.log.linked(peer, process.context.query_qp(channel.qp())?.qpn.value());
+            self.log.linked(peer, process.ports.query_qp(channel.qp(0))?.qpn.value());
             let link = &mut self.peers[peer as usize];
             link.channel = Some(Box::new(channel));
             // A peer that waits for this rank is a call ahead, seldom more.
             link.grants.reserve(8);
             self.linked.push(peer);
-            self.greet(process, peer)?;
+            (0..rails).try_for_each(|rail| self.greet(process, peer, rail))?;
         }
         Ok(())
     }
 
-    /// Tells a peer of this end of the channel.
-    pub(super) fn greet(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
-        let next_hello = process.now + self.again();
+    /// Tells a peer of this end of the channel's path by a rail, by this rail.
+    pub(super) fn greet(&mut self, process: &mut Process<'_>, peer: u32, rail: usize) -> Result<(), Error> {
+        // One rail that is gone is greeted for as long as there are others.
+        let again = if self.is_linked(peer) { self.options.probe_interval } else { self.again() };
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
-        let link = channel.link(process.context, self.path_mtu)?;
-        let (has_heard, is_open) = (channel.has_heard, channel.is_open);
-        channel.next_hello = next_hello;
-        self.tell(process, peer, Message::Hello { link, has_heard, is_open })
+        let link = channel.link(process.ports, rail, self.ways[rail].1)?;
+        let Some(path) = channel.path(rail) else { return Ok(()) };
+        path.next_hello = process.now + again;
+        let (heard, is_open) = (path.heard_of(), path.is_open());
+        self.tell_by(process, peer, rail, Message::Hello { link, heard, is_open })
     }
 
+    /// Whether there is a way to a peer.
+    fn is_linked(&self, peer: u32) -> bool {
+        self.peers[peer as usize].channel.as_ref().is_some_and(|channel| channel.is_open())
+    }
+
+    /// Tells a peer something by all rails, for one may be gone.
     pub(super) fn tell(
         &mut self,
         process: &mut Process<'_>,
         peer: u32,
         message: Message,
     ) -> Result<(), Error> {
-        let card = self.cards[peer as usize];
-        let to = (card.gid(), self.gid_index, self.options.traffic_class);
-        let ah = match process.control.address(process.context, process.pd, to) {
+        let rails = self.cards[peer as usize].rails().len().clamp(1, self.cqs.len());
+        for rail in 1..rails {
+            self.tell_by(process, peer, rail, message.clone())?;
+        }
+        self.tell_by(process, peer, 0, message)
+    }
+
+    /// Tells a peer something by one rail.
+    pub(super) fn tell_by(
+        &mut self,
+        process: &mut Process<'_>,
+        peer: u32,
+        rail: usize,
+        message: Message,
+    ) -> Result<(), Error> {
+        let Some(card) = self.cards[peer as usize].rails().get(rail).copied() else { return Ok(()) };
+        let to = (card.gid(), self.ways[rail].0, self.options.traffic_class);
+        let Port { context, pd, control, .. } = process.ports.of_mut(rail);
+        let ah = match control.address(context, *pd, to) {
             Ok(ah) => ah,
             Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
             // As if the message were lost: whoever is gone has no route, either.
@@ -51,31 +76,46 @@ impl Group {
         };
         let to = Mailbox { ah, qpn: Qpn::new(card.qpn.get()), qkey: card.qkey.get() };
         let envelope = Envelope { communicator: self.id, from: self.rank, message };
-        process.control.send(process.context, to, &envelope)
+        control.send(context, to, &envelope)
     }
 
-    /// Takes a control message of a rank.
-    pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: u32, message: Message) {
+    /// Takes a control message of a rank, that came by a rail.
+    pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: (u32, usize), message: Message) {
         if let Err(error) = self.try_hear(process, from, message) {
             self.fail(Cause::Local { problem: error.to_string() });
         }
     }
 
-    fn try_hear(&mut self, process: &mut Process<'_>, from: u32, message: Message) -> Result<(), Error> {
+    fn try_hear(
+        &mut self,
+        process: &mut Process<'_>,
+        (from, rail): (u32, usize),
+        message: Message,
+    ) -> Result<(), Error> {
         if from >= self.size() || from == self.rank {
             debug!(from, "a control message of no other rank");
             return Ok(());
         }
-        self.peers[from as usize].silent = None;
+        let peer = &mut self.peers[from as usize];
+        peer.silent = None;
+        if let Some(path) = peer.channel.as_mut().and_then(|channel| channel.path(rail)) {
+            path.heard = process.now;
+        }
         if let Some(shrink) = &mut self.shrink {
             shrink.is_there(from, process.now);
         }
         match message {
-            Message::Hello { link, has_heard, is_open } => {
+            Message::Hello { link, heard, is_open } => {
                 if self.failed.is_some() {
                     return self.tell_failure(process, from);
                 }
-                self.meet(process, from, &link, has_heard, is_open)
+                self.meet(process, (from, rail), &link, heard, is_open)
+            }
+            Message::Left(left) => {
+                if self.failed.is_some() {
+                    return self.tell_failure(process, from);
+                }
+                self.hear_left(process, from, &left)
             }
             Message::Ping { call } => {
                 if self.failed.is_some() {
@@ -86,10 +126,10 @@ impl Group {
                 let of_all = self.history.iter().find(|known| known.number == call);
                 known.extend(of_all.map(|call| Header::new(call, Purpose::Call, 0)));
                 if known.is_empty() {
-                    return self.tell(process, from, Message::Pong { calls, call: None });
+                    return self.tell_by(process, from, rail, Message::Pong { calls, call: None });
                 }
                 known.into_iter().try_for_each(|header| {
-                    self.tell(process, from, Message::Pong { calls, call: Some(header) })
+                    self.tell_by(process, from, rail, Message::Pong { calls, call: Some(header) })
                 })
             }
             Message::Pong { calls, call } => {
@@ -147,32 +187,44 @@ impl Group {
         self.of_two(peer, number).map(move |((_, sends), call)| Header::new(&call, purpose(sends), 0))
     }
 
-    /// The peer's end of a channel.
+    /// The peer's end of a channel's path.
     pub(super) fn meet(
         &mut self,
         process: &mut Process<'_>,
-        from: u32,
+        (from, rail): (u32, usize),
         link: &Link,
-        has_heard: bool,
+        heard: u32,
         is_open: bool,
     ) -> Result<(), Error> {
         self.link(process, from)?;
-        let to = (self.cards[from as usize].gid(), self.gid_index);
+        let Some(card) = self.cards[from as usize].rails().get(rail) else { return Ok(()) };
+        let (gid_index, path_mtu) = self.ways[rail];
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
-        let is_new = !channel.has_heard;
-        if is_new && let Err(error) = channel.connect(process.context, &self.options, to, self.path_mtu, link)
+        let is_new = channel.is_to_connect(rail, link.epoch);
+        if is_new
+            && let Err(error) = channel.connect(
+                process.ports,
+                rail,
+                &self.options,
+                (card.gid(), gid_index),
+                path_mtu,
+                link,
+            )
         {
             let problem = format!("what it says of its end of the channel: {error}");
             self.fail(Cause::Protocol { peer: from, problem });
             return Ok(());
         }
-        if has_heard && !channel.is_open {
-            channel.is_open = true;
+        if channel.path(rail).is_none_or(|path| path.heard_of() != link.epoch) {
+            // Of a queue pair that is not there any more, or not yet of use.
+            return Ok(());
+        }
+        if channel.open(rail, heard) {
             self.is_dirty = true;
             self.next_look = Nanos::ZERO;
         }
         // The peer waits for a word of this end's until it has one that says so.
-        if is_new || !is_open { self.greet(process, from) } else { Ok(()) }
+        if is_new || !is_open { self.greet(process, from, rail) } else { Ok(()) }
     }
 
     pub(super) fn granted(&mut self, from: u32, call: Call, grant: Grant) {
@@ -200,20 +252,33 @@ impl Group {
         for index in 0..self.linked.len() {
             let number = self.linked[index];
             let Some(channel) = &self.peers[number as usize].channel else { continue };
-            let qp = channel.qp();
-            while let Some(event) = process.context.next_event_of(qp)? {
-                match event {
+            for rail in 0..channel.paths().len() {
+                self.take_events_of(process, (number, rail))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_events_of(&mut self, process: &mut Process<'_>, (number, rail): (u32, usize)) -> Result<(), Error> {
+        loop {
+            let Some(channel) = &self.peers[number as usize].channel else { return Ok(()) };
+            let (qp, can_do_without) = (channel.qp(rail), channel.can_do_without(rail));
+            match process.ports.of_mut(rail).context.next_event_of(qp)? {
+                None => return Ok(()),
+                Some(event) => match event {
                     Event::QpFatal(_) | Event::QpReqErr(_) | Event::QpAccessErr(_) => {
                         let problem = format!("asynchronous event {event:?}");
                         self.fail(Cause::Protocol { peer: number, problem });
+                    }
+                    Event::QpUnreachable { reason, .. } if can_do_without => {
+                        self.leave_rail(process, (number, rail), &reason.to_string())?;
                     }
                     Event::QpUnreachable { reason, .. } => {
                         self.fail(Cause::Lost { peer: number, how: reason.to_string() });
                     }
                     _ => {}
-                }
+                },
             }
         }
-        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros};
 use zerocopy::byteorder::big_endian::{U32, U64};
 
 use super::*;
@@ -16,9 +16,8 @@ const TIMEOUT: Duration = Duration::from_millis(700);
 
 fn card(rank: u32) -> Card {
     Card {
-        gid: [rank as u8; 16],
-        qpn: U32::new(rank ^ 0x100),
-        qkey: U32::new(rank ^ 0x200),
+        rails: FromZeros::new_zeroed(),
+        rail_count: U32::new(rank ^ 0x100),
         nonce: U64::new(rank.into()),
         host: [7; 16],
         chunk_bytes: U32::new(4096),
@@ -27,7 +26,6 @@ fn card(rank: u32) -> Card {
         shared_memory: U32::new(0),
         has_model: U32::new(0),
         byte_order: Card::BYTE_ORDER,
-        path_mtu: U32::new(1024),
         device: U32::new(0),
         board_pid: U32::new(0),
         board_fd: U32::new(0),

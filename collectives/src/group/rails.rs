@@ -1,0 +1,93 @@
+//! Rails that fail, and come back.
+
+use super::*;
+use crate::channel::Path;
+use crate::fallback;
+
+impl Group {
+    /// Leaves a rail to a peer: what is under way there goes by the others.
+    pub(super) fn leave_rail(
+        &mut self,
+        process: &mut Process<'_>,
+        (peer, rail): (u32, usize),
+        why: &str,
+    ) -> Result<(), Error> {
+        let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
+        if !channel.paths()[rail].is_left() {
+            fallback::without_rail(process.ports, (self.rank, peer, rail), why);
+        }
+        channel.leave(process.ports, rail)?;
+        self.next_look = Nanos::ZERO;
+        Ok(())
+    }
+
+    /// A peer has left a rail.
+    pub(super) fn hear_left(&mut self, process: &mut Process<'_>, from: u32, left: &Left) -> Result<(), Error> {
+        let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
+        let rail = left.rail as usize;
+        let was_left = channel.paths().get(rail).is_none_or(Path::is_left);
+        let answer = channel.hear_left(process.ports, left)?;
+        if !was_left && channel.paths()[rail].is_left() {
+            fallback::without_rail(process.ports, (self.rank, from, rail), "the peer has left it");
+        }
+        self.next_look = Nanos::ZERO;
+        answer.map_or(Ok(()), |answer| self.tell(process, from, Message::Left(answer)))
+    }
+
+    /// Goes on with rails that were left, or are to be.
+    pub(super) fn mend_rails(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        if self.cqs.len() == 1 {
+            return Ok(());
+        }
+        for index in 0..self.linked.len() {
+            self.mend_rails_to(process, self.linked[index])?;
+        }
+        Ok(())
+    }
+
+    fn mend_rails_to(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
+        let (patience, again) = (self.options.retry_budget(), self.again());
+        let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
+        if let Some(rail) = channel.suspects((process.ports, process.now), patience / 4)? {
+            let why = format!("nothing has come through for {:?}, though the peer is there", patience / 4);
+            return self.leave_rail(process, (peer, rail), &why);
+        }
+        if !channel.is_to_be_mended() {
+            return Ok(());
+        }
+        let (executions, first) = (&mut self.executions, self.first);
+        let (mut to_tell, mut chunks) = (Vec::new(), 0);
+        channel.mend(
+            (process.ports, process.now),
+            |rail| to_tell.push(rail),
+            |waiting| {
+                chunks += 1;
+                let index = waiting.operation.checked_sub(first);
+                if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
+                    execution.sent(waiting.step);
+                }
+            },
+        )?;
+        self.is_dirty |= chunks > 0;
+        let asked: Vec<(usize, Nanos)> =
+            channel.paths().iter().enumerate().filter_map(|(rail, path)| Some((rail, path.asks_since()?))).collect();
+        if let Some((rail, _)) = asked.iter().find(|(_, since)| process.now.since(*since) >= patience) {
+            let how = format!("rail {rail} to it failed, and it has not answered by another one for {patience:?}");
+            self.fail(Cause::Lost { peer, how });
+            return Ok(());
+        }
+        if channel.is_to_be_mended() {
+            self.next_look = self.next_look.min(process.now + again);
+        }
+        if !asked.is_empty() {
+            to_tell.extend(asked.iter().map(|(rail, _)| *rail));
+            to_tell.sort_unstable();
+            to_tell.dedup();
+        }
+        for rail in to_tell {
+            let left = self.peers[peer as usize].channel.as_ref().and_then(|channel| channel.paths()[rail].left());
+            left.map_or(Ok(()), |left| self.tell(process, peer, Message::Left(left)))?;
+        }
+        Ok(())
+    }
+}
