@@ -159,7 +159,12 @@ struct Message {
 
 impl Channel {
     /// Creates this end, ready for messages to come, with a path for each completion queue.
-    pub(crate) fn new(ports: &mut Ports, cqs: &[Cq], peer: u32, limits: Limits) -> Result<Channel, crate::Error> {
+    pub(crate) fn new(
+        ports: &mut Ports,
+        cqs: &[Cq],
+        peer: u32,
+        limits: Limits,
+    ) -> Result<Channel, crate::Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let memory = ports.allocate(None, limits.ring as usize)?;
         let ring = ports.register(memory, access)?;
@@ -275,11 +280,7 @@ impl Channel {
     }
 
     /// Frees everything.
-    pub(crate) fn destroy(
-        self,
-        ports: &mut Ports,
-        now: impl FnMut() -> Nanos,
-    ) -> Result<(), crate::Error> {
+    pub(crate) fn destroy(self, ports: &mut Ports, now: impl FnMut() -> Nanos) -> Result<(), crate::Error> {
         for (rail, path) in self.paths.iter().enumerate() {
             ports.of_mut(rail).context.destroy_qp(path.qp)?;
         }
@@ -386,7 +387,9 @@ impl Channel {
         from: Sge,
         waiting: Waiting,
     ) -> Result<bool, crate::Error> {
-        let (Some(rail), Some(to)) = (self.may_send(from.length), self.remote_staging) else { return Ok(false) };
+        let (Some(rail), Some(to)) = (self.may_send(from.length), self.remote_staging) else {
+            return Ok(false);
+        };
         let Some(offset) = self.staging_space.take(from.length, Immediate::UNIT) else { return Ok(false) };
         let content = Content::Staged { number: self.number(), from, offset, to };
         self.untaken.push_back(Room::Staging(offset));
@@ -429,11 +432,7 @@ impl Channel {
     }
 
     /// The grant of this end, for chunks that land at `output`.
-    pub(crate) fn grant(
-        &self,
-        ports: &Ports,
-        output: Option<Remote>,
-    ) -> Result<Grant, crate::Error> {
+    pub(crate) fn grant(&self, ports: &Ports, output: Option<Remote>) -> Result<Grant, crate::Error> {
         let mut grant = Grant::new_zeroed();
         if let Some(output) = output {
             grant.set_output(&output);
@@ -712,7 +711,8 @@ impl Channel {
             }
         }
         let heard_by_another = |rail: usize| {
-            let others = self.paths.iter().enumerate().filter(|(other, path)| *other != rail && path.is_open());
+            let others =
+                self.paths.iter().enumerate().filter(|(other, path)| *other != rail && path.is_open());
             others.map(|(_, path)| path.heard).max()
         };
         Ok((0..self.paths.len()).find(|rail| {
@@ -738,8 +738,10 @@ impl Channel {
                 drained(rail);
             }
             if path.is_settled() {
-                let lost = path.renew(ports, &self.limits, |posted| posted.waiting.into_iter().for_each(&mut done))?;
-                self.unsent.extend(lost.into_iter().filter(|posted| !matches!(posted.content, Content::Credit(_))));
+                let lost =
+                    path.renew(ports, &self.limits, |posted| posted.waiting.into_iter().for_each(&mut done))?;
+                self.unsent
+                    .extend(lost.into_iter().filter(|posted| !matches!(posted.content, Content::Credit(_))));
                 // A credit may have been lost.
                 self.told = self.taken.wrapping_sub(self.depth);
             }
@@ -758,11 +760,7 @@ impl Channel {
     }
 
     /// The peer has left a path. What it is told.
-    pub(crate) fn hear_left(
-        &mut self,
-        ports: &mut Ports,
-        left: &Left,
-    ) -> Result<Option<Left>, crate::Error> {
+    pub(crate) fn hear_left(&mut self, ports: &mut Ports, left: &Left) -> Result<Option<Left>, crate::Error> {
         let Some(path) = self.paths.get_mut(left.rail as usize) else { return Ok(None) };
         if path.hear_left(left) {
             path.leave(ports)?;

@@ -403,7 +403,10 @@ impl Collectives {
                 match groups.iter_mut().find(|group| group.id == envelope.communicator) {
                     Some(group) => group.hear(&mut process, (envelope.from, rail), envelope.message),
                     None => {
-                        debug!("a control message of communicator {:016x}, unknown here", envelope.communicator)
+                        debug!(
+                            "a control message of communicator {:016x}, unknown here",
+                            envelope.communicator
+                        )
                     }
                 }
                 moved = true;

@@ -360,7 +360,11 @@ impl Group {
                     // It has left before its ACK came.
                     channel.into_iter().for_each(|channel| channel.forget());
                 } else if channel.is_some_and(|channel| channel.can_do_without(rail)) {
-                    self.leave_rail(process, (peer, rail), &format!("its queue pair failed with {status:?}"))?;
+                    self.leave_rail(
+                        process,
+                        (peer, rail),
+                        &format!("its queue pair failed with {status:?}"),
+                    )?;
                 } else {
                     let cause = self.why(peer, status);
                     self.fail(cause);

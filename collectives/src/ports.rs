@@ -6,8 +6,8 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ferroce::driver::gpu::Device;
 use ferroce::driver::MemoryKind;
+use ferroce::driver::gpu::Device;
 use ferroce::{Access, Context, Memory, Mr, Nanos, Pd, RKey, Sge};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -149,7 +149,8 @@ impl Ports {
             return Err(Error::invalid("memory", "owned", expected));
         }
         let shares: Result<Vec<Memory>, _> = self.others.iter().map(|_| memory.share()).collect();
-        let shares = shares.map_err(|problem| Error::invalid("memory", problem, "memory for several contexts"))?;
+        let shares =
+            shares.map_err(|problem| Error::invalid("memory", problem, "memory for several contexts"))?;
         let pd = self.first.pd;
         let mr = memory::register(self, pd, memory, access)?;
         let address = self.remote(mr)?.addr;

@@ -47,7 +47,7 @@ fn poll_until(world: &mut World, asleep: &[usize], limit: Nanos, requests: &mut 
                 .enumerate()
                 .filter(|(rank, _)| !asleep.contains(rank))
                 .map(|(_, (it, _))| it);
-            let due = awake.flat_map(|it| it.context().next_timeout().into_iter().chain([it.next_look()]));
+            let due = awake.flat_map(|it| it.next_timeout().into_iter().chain([it.next_look()]));
             let next = due.chain(world.network.next_arrival()).min().unwrap_or(limit);
             // What has come to those that are asleep hides what comes to others.
             let least = Duration::from_nanos(if asleep.is_empty() { 1 } else { 1000 });
@@ -159,7 +159,7 @@ fn a_port_of_half_the_speed_is_named() {
                 }
                 assert!(now < Nanos(20_000_000_000), "no end");
                 if !moved {
-                    let timers = ranks.iter().filter_map(|(it, _)| it.context().next_timeout());
+                    let timers = ranks.iter().filter_map(|(it, _)| it.next_timeout());
                     let looks = ranks.iter().map(|(it, _)| it.next_look());
                     now = timers
                         .chain(looks)

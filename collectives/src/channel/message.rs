@@ -15,8 +15,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use ferroce::driver::reduction::DataType;
 use ferroce::RKey;
+use ferroce::driver::reduction::DataType;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

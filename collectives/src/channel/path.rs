@@ -90,11 +90,23 @@ pub(super) struct Posted {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Content {
     /// Bytes of the mirror, to the same place in the ring.
-    Ring { number: u8, from: Sge },
+    Ring {
+        number: u8,
+        from: Sge,
+    },
     /// A chunk, to a place in staging memory.
-    Staged { number: u8, from: Sge, offset: u32, to: Remote },
+    Staged {
+        number: u8,
+        from: Sge,
+        offset: u32,
+        to: Remote,
+    },
     /// A chunk, to where it is wanted.
-    Landing { number: u8, from: Sge, to: Remote },
+    Landing {
+        number: u8,
+        from: Sge,
+        to: Remote,
+    },
     Credit(u32),
 }
 
@@ -110,7 +122,13 @@ impl Content {
 
 impl Path {
     /// Makes a queue pair, ready for messages to come.
-    pub(super) fn new(ports: &mut Ports, rail: usize, cq: Cq, peer: u32, limits: &Limits) -> Result<Path, Error> {
+    pub(super) fn new(
+        ports: &mut Ports,
+        rail: usize,
+        cq: Cq,
+        peer: u32,
+        limits: &Limits,
+    ) -> Result<Path, Error> {
         let Port { context, pd, .. } = ports.of_mut(rail);
         let receives = limits.depth + SPARE;
         let config = QpConfig::rc(*pd, cq)
@@ -245,7 +263,10 @@ impl Path {
         let (to, immediate, from) = match &content {
             Content::Ring { number, from } => {
                 let offset = from.offset as u32;
-                let to = RemoteAddress { addr: self.remote_ring.addr.wrapping_add(from.offset), ..self.remote_ring };
+                let to = RemoteAddress {
+                    addr: self.remote_ring.addr.wrapping_add(from.offset),
+                    ..self.remote_ring
+                };
                 (to, Immediate::Message(*number, Place::Ring(offset)), Some(*from))
             }
             Content::Staged { number, from, offset, to } => {

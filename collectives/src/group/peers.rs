@@ -202,14 +202,8 @@ impl Group {
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
         let is_new = channel.is_to_connect(rail, link.epoch);
         if is_new
-            && let Err(error) = channel.connect(
-                process.ports,
-                rail,
-                &self.options,
-                (card.gid(), gid_index),
-                path_mtu,
-                link,
-            )
+            && let Err(error) =
+                channel.connect(process.ports, rail, &self.options, (card.gid(), gid_index), path_mtu, link)
         {
             let problem = format!("what it says of its end of the channel: {error}");
             self.fail(Cause::Protocol { peer: from, problem });
@@ -259,7 +253,11 @@ impl Group {
         Ok(())
     }
 
-    fn take_events_of(&mut self, process: &mut Process<'_>, (number, rail): (u32, usize)) -> Result<(), Error> {
+    fn take_events_of(
+        &mut self,
+        process: &mut Process<'_>,
+        (number, rail): (u32, usize),
+    ) -> Result<(), Error> {
         loop {
             let Some(channel) = &self.peers[number as usize].channel else { return Ok(()) };
             let (qp, can_do_without) = (channel.qp(rail), channel.can_do_without(rail));

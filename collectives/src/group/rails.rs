@@ -22,7 +22,12 @@ impl Group {
     }
 
     /// A peer has left a rail.
-    pub(super) fn hear_left(&mut self, process: &mut Process<'_>, from: u32, left: &Left) -> Result<(), Error> {
+    pub(super) fn hear_left(
+        &mut self,
+        process: &mut Process<'_>,
+        from: u32,
+        left: &Left,
+    ) -> Result<(), Error> {
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
         let rail = left.rail as usize;
         let was_left = channel.paths().get(rail).is_none_or(Path::is_left);
@@ -69,10 +74,15 @@ impl Group {
             },
         )?;
         self.is_dirty |= chunks > 0;
-        let asked: Vec<(usize, Nanos)> =
-            channel.paths().iter().enumerate().filter_map(|(rail, path)| Some((rail, path.asks_since()?))).collect();
+        let asked: Vec<(usize, Nanos)> = channel
+            .paths()
+            .iter()
+            .enumerate()
+            .filter_map(|(rail, path)| Some((rail, path.asks_since()?)))
+            .collect();
         if let Some((rail, _)) = asked.iter().find(|(_, since)| process.now.since(*since) >= patience) {
-            let how = format!("rail {rail} to it failed, and it has not answered by another one for {patience:?}");
+            let how =
+                format!("rail {rail} to it failed, and it has not answered by another one for {patience:?}");
             self.fail(Cause::Lost { peer, how });
             return Ok(());
         }
@@ -85,7 +95,8 @@ impl Group {
             to_tell.dedup();
         }
         for rail in to_tell {
-            let left = self.peers[peer as usize].channel.as_ref().and_then(|channel| channel.paths()[rail].left());
+            let left =
+                self.peers[peer as usize].channel.as_ref().and_then(|channel| channel.paths()[rail].left());
             left.map_or(Ok(()), |left| self.tell(process, peer, Message::Left(left)))?;
         }
         Ok(())

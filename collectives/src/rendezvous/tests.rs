@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use zerocopy::{FromBytes, FromZeros};
 use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros};
 
 use super::*;
 use crate::UniqueId;

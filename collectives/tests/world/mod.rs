@@ -70,7 +70,7 @@ impl World {
     /// `limit`.
     pub(crate) fn advance(&mut self, limit: Option<Nanos>) {
         let arrival = self.network.next_arrival();
-        let timers = self.ranks.iter().filter_map(|(it, _)| it.context().next_timeout());
+        let timers = self.ranks.iter().filter_map(|(it, _)| it.next_timeout());
         let looks = self.ranks.iter().map(|(it, _)| it.next_look());
         let next = timers.chain(looks).chain(arrival).chain(limit).min().unwrap();
         self.now = next.max(self.now + Duration::from_nanos(1));

@@ -188,7 +188,7 @@ impl Ranks {
                     is_done[number] = true;
                     left -= 1;
                 }
-                let timeout = rank.collectives.context().next_timeout().unwrap_or(Nanos::NEVER);
+                let timeout = rank.collectives.next_timeout().unwrap_or(Nanos::NEVER);
                 let next = if moved { *now } else { timeout.min(rank.collectives.next_look()) };
                 if next != Nanos::NEVER {
                     wakes.wake(number, next);

@@ -1,0 +1,312 @@
+//! Several ports a rank, in a simulated fabric in virtual time: a star of switches for each rail.
+
+#![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
+
+use std::time::Duration;
+
+use ferroce::driver::sim::LinkConfig;
+use ferroce::driver::sim::fabric::{Built, FabricConfig, SwitchConfig, Topology};
+use ferroce::{Config, Context, Memory, Nanos};
+use ferroce_collectives::{
+    Algorithm, Buffer, Card, Collectives, Communicator, DataType, Error, MAX_RAILS, Operation, Options,
+    Reduction, Request,
+};
+
+const GIGABIT: u64 = 1_000_000_000;
+
+/// Ranks of which each has a host of the fabric for each rail: that of rank r on rail k is number k · ranks + r, and so is its link.
+struct World {
+    fabric: Built,
+    ranks: Vec<(Collectives, Communicator)>,
+    buffers: Vec<Buffer>,
+    now: Nanos,
+}
+
+impl World {
+    /// With rails of these rates, in bits per second; a rank has as many of them as `rails` says.
+    fn new(size: usize, rates: &[u64], rails: impl Fn(usize) -> usize, options: &Options) -> World {
+        let mut topology = Topology::default();
+        for rate in rates {
+            let switch = topology.add_switch(SwitchConfig::default());
+            let link = LinkConfig::default().rate(*rate).delay(Duration::from_micros(1));
+            topology.add_hosts(size, switch, &link);
+        }
+        let fabric = topology.build(1, FabricConfig::default()).unwrap();
+        let open = |rank: usize, rail: usize| {
+            let port = fabric.fabric.open(fabric.hosts[rail * size + rank]).unwrap();
+            let mut seed = [0; 32];
+            seed[..2].copy_from_slice(&[rank as u8, rail as u8]);
+            Context::open(Box::new(port), &Config::default().seed(seed)).unwrap()
+        };
+        let mut ranks = Vec::new();
+        for rank in 0..size {
+            let mut it = Collectives::new(open(rank, 0)).unwrap();
+            (1..rails(rank)).for_each(|rail| it.add_rail(open(rank, rail)).unwrap());
+            ranks.push(it);
+        }
+        let of = |rank: usize| options.host(rank as u128);
+        let cards: Vec<Card> =
+            ranks.iter_mut().enumerate().map(|(rank, it)| it.card(&of(rank)).unwrap()).collect();
+        let join = |(rank, mut it): (usize, Collectives)| {
+            let all = it.join_with(rank as u32, &cards, &of(rank)).unwrap();
+            (it, all)
+        };
+        let ranks = ranks.into_iter().enumerate().map(join).collect();
+        World { fabric, ranks, buffers: Vec::new(), now: Nanos(0) }
+    }
+
+    fn size(&self) -> u64 {
+        self.ranks.len() as u64
+    }
+
+    /// Cuts the link of a rank's rail, or mends it, at a time.
+    fn set_link(&self, rank: usize, rail: usize, is_up: bool, time: Nanos) {
+        let link = self.fabric.links[rail * self.ranks.len() + rank];
+        self.fabric.fabric.set_link(link, is_up, time);
+    }
+
+    /// All-reduces `count` elements in memory of its own, and checks each. Returns how long it took.
+    fn all_reduce(&mut self, count: usize) -> Duration {
+        self.buffers.clear();
+        for (it, all) in &mut self.ranks {
+            let buffer = it.allocate(count * 8).unwrap();
+            let element = |i: usize| (i as u64) << 20 | u64::from(all.rank() + 1);
+            let bytes: Vec<u8> = (0..count).flat_map(|i| element(i).to_ne_bytes()).collect();
+            it.write(buffer, 0, &bytes).unwrap();
+            self.buffers.push(buffer);
+        }
+        let time =
+            self.run(|buffer, _| Operation::all_reduce(buffer, buffer, count, DataType::U64, Reduction::Sum));
+        let ranks = self.size();
+        let mut bytes = vec![0; count * 8];
+        for ((it, all), buffer) in self.ranks.iter_mut().zip(&self.buffers) {
+            it.read(*buffer, 0, &mut bytes).unwrap();
+            for (i, bytes) in bytes.as_chunks::<8>().0.iter().enumerate() {
+                let due = ((i as u64 * ranks) << 20) + ranks * (ranks + 1) / 2;
+                assert_eq!(u64::from_ne_bytes(*bytes), due, "rank {}, element {i}", all.rank());
+            }
+            it.deregister(*buffer).unwrap();
+        }
+        time
+    }
+
+    /// Each rank's part of an operation on its buffer, to its end. Returns the time that it took.
+    fn run(&mut self, operation: impl Fn(Buffer, Communicator) -> Operation) -> Duration {
+        self.try_run(operation).into_iter().map(Result::unwrap).max().unwrap()
+    }
+
+    fn try_run(
+        &mut self,
+        operation: impl Fn(Buffer, Communicator) -> Operation,
+    ) -> Vec<Result<Duration, Error>> {
+        let start = self.now;
+        let mut requests: Vec<Result<Request, Result<Duration, Error>>> = Vec::new();
+        for ((it, all), buffer) in self.ranks.iter_mut().zip(&self.buffers) {
+            requests.push(Ok(it.start(*all, &operation(*buffer, *all)).unwrap()));
+        }
+        while requests.iter().any(Result::is_ok) {
+            let mut moved = false;
+            for ((it, _), request) in self.ranks.iter_mut().zip(&mut requests) {
+                moved |= it.poll(self.now).unwrap();
+                let Ok(under_way) = *request else { continue };
+                match it.has_ended(under_way) {
+                    Ok(false) => {}
+                    Ok(true) => *request = Err(Ok(self.now.since(start))),
+                    Err(error) => *request = Err(Err(error)),
+                }
+            }
+            assert!(self.now.since(start) < Duration::from_secs(60), "no end");
+            if !moved {
+                let timers = self
+                    .ranks
+                    .iter()
+                    .flat_map(|(it, _)| it.next_timeout().into_iter().chain([it.next_look()]));
+                let next = timers.chain(self.fabric.fabric.next_event()).min().unwrap();
+                self.now = next.max(self.now + Duration::from_nanos(1));
+            }
+            self.fabric.fabric.advance(self.now);
+        }
+        requests.into_iter().filter_map(Result::err).collect()
+    }
+}
+
+fn ring() -> Options {
+    Options::default().algorithm(Algorithm::Ring)
+}
+
+const COUNT: usize = (64 << 20) / 8;
+
+/// The time of 64 MiB by ranks with rails of these rates, once they are connected.
+fn time(size: usize, rates: &[u64], options: &Options) -> Duration {
+    let mut world = World::new(size, rates, |_| rates.len(), options);
+    world.all_reduce(1 << 17);
+    world.all_reduce(COUNT)
+}
+
+/// The fabric has no noise: so it is a comparison of two numbers that are the same in each run.
+#[test]
+fn two_rails_move_twice_as_much_as_one() {
+    // A tree has fewer chunks under way between two ranks.
+    for (algorithm, size, aim) in [
+        (Algorithm::Ring, 2, 1.95),
+        (Algorithm::Ring, 4, 1.95),
+        (Algorithm::Halving, 4, 1.95),
+        (Algorithm::Tree, 3, 1.8),
+    ] {
+        let options = Options::default().algorithm(algorithm);
+        let one = time(size, &[100 * GIGABIT], &options);
+        let two = time(size, &[100 * GIGABIT; 2], &options);
+        let ratio = one.as_secs_f64() / two.as_secs_f64();
+        println!(
+            "64 MiB, {size} ranks, {algorithm}: {one:?} by one rail of 100 Gb/s, {two:?} by two: {ratio:.3}"
+        );
+        assert!(ratio >= aim, "{ratio}");
+    }
+}
+
+#[test]
+fn each_rail_has_as_much_as_it_moves() {
+    let one = time(2, &[100 * GIGABIT], &ring());
+    for (rates, aim) in [(&[100, 50][..], 1.4), (&[50, 100], 1.4), (&[100, 100, 100, 100], 3.8)] {
+        let rates: Vec<u64> = rates.iter().map(|rate| rate * GIGABIT).collect();
+        let several = time(2, &rates, &ring());
+        let ratio = one.as_secs_f64() / several.as_secs_f64();
+        println!("64 MiB: {one:?} by one rail of 100 Gb/s, {several:?} by rails of {rates:?}: {ratio:.3}");
+        assert!(ratio >= aim, "{rates:?}: {ratio}");
+    }
+}
+
+#[test]
+fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
+    for rail in [0, 1] {
+        for size in [2, 4] {
+            let mut world = World::new(size, &[100 * GIGABIT; 2], |_| 2, &ring());
+            world.all_reduce(1 << 17);
+            let whole = world.all_reduce(COUNT);
+            world.set_link(size - 1, rail, false, world.now + whole / 2);
+            let cut = world.all_reduce(COUNT);
+            let left: u64 = world.ranks.iter().map(|(it, _)| left(it)).sum();
+            assert!(left >= 2, "both ends have left it: {left}");
+            let without = world.all_reduce(COUNT);
+            println!(
+                "64 MiB, {size} ranks: {whole:?} by two rails; rail {rail} of rank {} cut in the middle: {cut:?}; without it: {without:?}",
+                size - 1
+            );
+            // A quarter of the retry budget without a word, and what was under way again.
+            assert!(cut < Duration::from_millis(1500), "{cut:?}");
+            assert!(without > whole * 3 / 2 && without < whole * 5 / 2, "{without:?}");
+            world.set_link(size - 1, rail, true, world.now);
+            // It is greeted with each operation, at most once in a while.
+            world.now = world.now + Duration::from_secs(2);
+            world.all_reduce(COUNT);
+            let back = world.all_reduce(COUNT);
+            println!("back again: {back:?}");
+            assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
+        }
+    }
+}
+
+/// Rails that were left, as the metrics tell.
+fn left(it: &Collectives) -> u64 {
+    let metrics = it.context().metrics();
+    let of = |line: &str| {
+        line.contains("a rail that failed").then(|| line.rsplit(' ').next()?.parse::<f64>().ok())?
+    };
+    metrics
+        .to_string()
+        .lines()
+        .filter(|line| line.contains("collective_fallbacks"))
+        .filter_map(of)
+        .sum::<f64>() as u64
+}
+
+#[test]
+fn a_rail_dies_at_any_moment_of_any_operation() {
+    let seed = std::env::var("FERROCE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1_u64);
+    println!("FERROCE_SEED={seed} cargo test -p ferroce-collectives --test rails -- --nocapture any_moment");
+    let mut state = seed;
+    let mut draw = |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for turn in 0..40 {
+        let size = 2 + draw(3) as usize;
+        let options = Options::default()
+            .algorithm(if draw(2) == 0 { None } else { Some(Algorithm::Ring) })
+            .ack_timeout(Duration::from_millis(4))
+            .probe_interval(Duration::from_millis(10));
+        let mut world = World::new(size, &[10 * GIGABIT; 2], |_| 2, &options);
+        let count = 1 << draw(18);
+        let whole = world.all_reduce(count);
+        let (rank, rail) = (draw(size as u64) as usize, draw(2) as usize);
+        let at = world.now + whole.mul_f64(draw(1000) as f64 / 700.0);
+        world.set_link(rank, rail, false, at);
+        if draw(2) == 0 {
+            world.set_link(rank, rail, true, at + Duration::from_micros(draw(60_000)));
+        }
+        let times: Vec<Duration> = (0..4).map(|_| world.all_reduce(count)).collect();
+        println!(
+            "turn {turn}: {size} ranks, {count} elements, rail {rail} of rank {rank}: {whole:?}, {times:?}"
+        );
+    }
+}
+
+#[test]
+fn a_rank_without_any_rail_is_lost() {
+    let options = ring().ack_timeout(Duration::from_millis(4)).probe_interval(Duration::from_millis(10));
+    let mut world = World::new(3, &[100 * GIGABIT; 2], |_| 2, &options);
+    let whole = world.all_reduce(COUNT);
+    for rail in [0, 1] {
+        world.set_link(1, rail, false, world.now + whole / 2);
+    }
+    for it in 0..3 {
+        let buffer = world.ranks[it].0.allocate(COUNT * 8).unwrap();
+        if it == 0 {
+            world.buffers.clear()
+        }
+        world.buffers.push(buffer);
+    }
+    let start = world.now;
+    let ends = world
+        .try_run(|buffer, _| Operation::all_reduce(buffer, buffer, COUNT, DataType::U64, Reduction::Sum));
+    let waited = world.now.since(start);
+    println!("{waited:?}: {ends:?}");
+    assert!(waited < options.retry_budget() * 3, "{waited:?} with a budget of {:?}", options.retry_budget());
+    for end in [&ends[0], &ends[2]] {
+        let Err(Error::Failed { cause, .. }) = end else { panic!("{end:?}") };
+        assert!(cause.to_string().contains("rank 1"), "{cause}");
+    }
+    assert!(ends[1].is_err());
+}
+
+#[test]
+fn ranks_with_fewer_rails_are_met_by_those_that_they_have() {
+    let mut world = World::new(3, &[100 * GIGABIT; 2], |rank| if rank == 1 { 1 } else { 2 }, &ring());
+    world.all_reduce(1 << 17);
+    for rank in 0..3 {
+        assert_eq!(world.ranks[rank].0.rails(), if rank == 1 { 1 } else { 2 });
+    }
+    for (it, all) in world.ranks.drain(..) {
+        // The others are in the same thread: nobody says farewell.
+        drop((it, all));
+    }
+}
+
+#[test]
+fn what_can_not_be_is_refused_with_what_would_be_right() {
+    let mut world = World::new(2, &[GIGABIT; 2], |_| 2, &ring());
+    let other = World::new(1, &[GIGABIT; 9], |_| MAX_RAILS, &ring());
+    let (it, _) = &mut world.ranks[0];
+    let owned = it.register(Memory::zeroed(64).unwrap()).unwrap_err().to_string();
+    assert_eq!(
+        owned,
+        "memory = owned: memory that the contexts of several rails can have: Memory::shared, or Collectives::allocate"
+    );
+    let shared = it.register(Memory::shared(64).unwrap()).unwrap();
+    it.deregister(shared).unwrap();
+    let port = other.fabric.fabric.open(other.fabric.hosts[8]).unwrap();
+    let late =
+        it.add_rail(Context::open(Box::new(port), &Config::default()).unwrap()).unwrap_err().to_string();
+    assert_eq!(late, "rail = 2: add rails before cards, communicators and buffers are made");
+    assert!(it.rail(1).is_some() && it.rail(2).is_none());
+}
