@@ -3,6 +3,7 @@
 mod launch;
 mod pattern;
 mod plot;
+mod rails;
 mod rank;
 mod report;
 mod values;
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ferroce::{DeviceSpec, Idle};
+use ferroce::Idle;
 use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction, SharedMemory};
 use ferroce_driver::machine::Machine;
 
@@ -22,6 +23,7 @@ use crate::memory::MemorySpec;
 use crate::output::{JsonArg, check_files};
 use crate::quantity::{self, Bytes, Time};
 use pattern::Pattern;
+use rails::Rails;
 use rank::{Fault, Late};
 use report::Printer;
 
@@ -47,9 +49,10 @@ pub struct Args {
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     ranks: Option<u32>,
     /// An interface (eth0), or a driver with its argument, as for the other commands: once for all ranks, or once for each, in their
-    /// order [default: udp:127.0.0.1, where all ranks are on this host].
+    /// order [default: udp:127.0.0.1, where all ranks are on this host]. Several ports of a rank, its rails, are joined by a plus:
+    /// eth0+eth1.
     #[arg(short, long)]
-    device: Vec<DeviceSpec>,
+    device: Vec<Rails>,
     /// The least size, as 8 or 64K (K is 1024, KB is 1000).
     #[arg(short = 'b', long, value_name = "BYTES", default_value = "8")]
     min: Bytes,
@@ -133,6 +136,7 @@ Examples:
   ferroce collective all_to_all -g 2 -d shm:net -b 1M -e 1M -n 100
   ferroce collective reduce_scatter -g 4 -t bf16 -o avg --algorithm ring --json
   mpirun -np 16 -H node1:8,node2:8 ferroce collective all_reduce -d eth0
+  mpirun -np 2 -H node1,node2 ferroce collective all_reduce -d eth0+eth1      by two ports of each host
   srun -N 2 --ntasks-per-node 8 ferroce collective all_gather -d eth0 --svg busbw.svg
   torchrun --no_python --nnodes 2 --nproc_per_node 8 --master_addr node1 --node_rank 0 ferroce collective broadcast -d eth0";
 
@@ -232,7 +236,7 @@ impl Args {
                 "--device is given {given} times: must be once for all ranks, or {ranks} times"
             )));
         }
-        if device.contains(&DeviceSpec::Loopback) {
+        if device.iter().any(Rails::has_loopback) {
             return Err(Failure::usage(
                 "--device loopback: it stays inside a process, and each rank is one; take udp:127.0.0.1 or shm:NAME",
             ));
@@ -240,10 +244,10 @@ impl Args {
         Ok(())
     }
 
-    /// The device of a rank.
-    fn device(&self, rank: u32, are_all_here: bool) -> Result<DeviceSpec, Failure> {
+    /// The devices of a rank.
+    fn device(&self, rank: u32, are_all_here: bool) -> Result<Rails, Failure> {
         match &*self.device {
-            [] if are_all_here => Ok(SHARED.parse()?),
+            [] if are_all_here => SHARED.parse().map_err(Failure::usage),
             [] => Err(Failure::usage(
                 "--device is not given: ranks of several hosts need one, as eth0 or udp:ADDRESS",
             )),
@@ -416,7 +420,7 @@ mod tests {
         for text in [
             "all_reduce",
             "send_receive -b 1K -e 1M -f 4 -t bf16 -n 7 -w 0 -c 0 --out-of-place --timeout 1500ms",
-            "reduce -o premulsum -r 3 -d shm:a -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
+            "reduce -o premulsum -r 3 -d shm:a+udp:127.0.0.2 -d udp:127.0.0.1 --algorithm tree --chunk 64K --eager 1K --idle block --in-place --explain",
             "all_gather --fault 1:5 --memory cuda:1 --idle adaptive --shared-memory off --patience 2s --late 1:5ms:10",
         ] {
             let args = parse(text);

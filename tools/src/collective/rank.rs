@@ -7,7 +7,6 @@ use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::{Config, Context};
 use ferroce_collectives::flight::{FOLDER, FlightRecorder};
 use ferroce_collectives::{At, Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Reduction};
 use ferroce_driver::Clock;
@@ -20,7 +19,6 @@ use super::Args;
 use super::pattern::{Part, Place, Size, Source};
 use super::report::{Event, Header, Row, Timing, Wrong};
 use super::values::{Values, bits_of};
-use crate::endpoint::export;
 use crate::failure::{Failure, OrFail, legible};
 use crate::quantity::Time;
 
@@ -89,13 +87,8 @@ pub(super) fn run(
     args.check_ranks(bootstrap.size())?;
     let spec = args.device(bootstrap.rank(), bootstrap.master().ip().to_canonical().is_loopback())?;
     let launcher = bootstrap.launcher().map(|launcher| launcher.to_string());
-    let mut context = Context::open(spec.open()?, &Config::default())?;
-    export(&mut context);
-    let port = describe(&spec.to_string(), &context);
-    let mut collectives = match args.memory.open()? {
-        Some(gpu) => Collectives::on_device(context, gpu)?,
-        None => Collectives::new(context)?,
-    };
+    let mut collectives = spec.open(args.memory.open()?)?;
+    let port = describe(&spec.to_string(), &collectives);
     if let Some(recorder) = collectives.flight_recorder() {
         dump_on_signal(recorder)?;
     }
@@ -148,17 +141,15 @@ fn dump_on_signal(recorder: FlightRecorder) -> Result<(), Failure> {
 }
 
 /// Where this rank is, for all to read.
-fn describe(device: &str, context: &Context) -> String {
+fn describe(device: &str, collectives: &Collectives) -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let capabilities = context.capabilities();
-    let addresses: Vec<String> = capabilities.addresses.iter().take(2).map(ToString::to_string).collect();
-    format!(
-        "{} process {}, {device} ({}), MTU {}",
-        host.trim(),
-        std::process::id(),
-        addresses.join(" "),
-        capabilities.mtu
-    )
+    let ports = (0..collectives.rails()).filter_map(|rail| collectives.rail(rail)).map(|context| {
+        let capabilities = context.capabilities();
+        let addresses: Vec<String> = capabilities.addresses.iter().take(2).map(ToString::to_string).collect();
+        format!("({}), MTU {}", addresses.join(" "), capabilities.mtu)
+    });
+    let ports: Vec<String> = ports.collect();
+    format!("{} process {}, {device} {}", host.trim(), std::process::id(), ports.join(" + "))
 }
 
 /// Bytes that a rank tells the others at once.

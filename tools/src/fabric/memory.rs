@@ -75,10 +75,10 @@ impl Memory {
         let transport = &plan.transport;
         let window = u64::from(transport.window) * u64::from(transport.path_mtu.bytes());
         let (flows, posted) = match allreduce {
-            // Each rank to each other one.
+            // Each rank to each other one, by each rail.
             Some(allreduce) => {
                 let ranks = allreduce.size(plan.topology.hosts.len()) as u64;
-                (ranks * (ranks - 1), window)
+                (allreduce.rails as u64 * ranks * (ranks - 1), window)
             }
             None => (plan.flows.len() as u64, u64::from(PIECE) * u64::from(PIECES)),
         };

@@ -31,6 +31,9 @@ pub(crate) struct SceneOptions {
     /// itself for each size, or all, the default.
     #[arg(long, value_name = "LIST")]
     pub(crate) algorithm: Option<Algorithms>,
+    /// Of allreduce: ports of each rank, its rails, 1 to 8; the first ports of all ranks come before the second ones.
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
+    pub(crate) rails: Option<usize>,
     /// Of allreduce: so many ranks are on one host, each with a port of its own, all under one leaf; by default the most of 8, 4, 2
     /// and 1 that divide ranks and hosts of a leaf, and leave two hosts.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]

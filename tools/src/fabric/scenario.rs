@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use ferroce_collectives::MAX_RAILS;
+
 use super::allreduce::{AllreduceSection, MOST_RANKS};
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
 use super::options::{self, SceneOptions, ShapeName};
@@ -135,6 +137,7 @@ impl Scenario {
             }
             Scenario::Allreduce => {
                 shape = ShapeName::LeafSpine;
+                hosts = n.saturating_mul(options.rails.unwrap_or(1).clamp(1, MAX_RAILS));
                 // Of one all-reduce, which may be of 1 GiB.
                 time = TimeSection { limit: ms(5000), ..time };
                 Vec::new()
@@ -183,7 +186,9 @@ impl Scenario {
         }
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
-                "algorithm" | "ranks-per-host" | "chunk" | "eager" if self != Scenario::Allreduce => {
+                "algorithm" | "rails" | "ranks-per-host" | "chunk" | "eager"
+                    if self != Scenario::Allreduce =>
+                {
                     "left out: only allreduce has it"
                 }
                 "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
@@ -208,7 +213,8 @@ fn allreduce(options: &SceneOptions, ranks: usize, topology: &Shape) -> Allreduc
     let fits =
         |each: &usize| ranks.is_multiple_of(*each) && of_leaf.is_multiple_of(*each) && ranks / *each > 1;
     AllreduceSection {
-        ranks: (ranks != topology.hosts()).then_some(ranks),
+        ranks: (ranks * options.rails.unwrap_or(1) != topology.hosts()).then_some(ranks),
+        rails: options.rails.unwrap_or(default.rails),
         ranks_per_host: options.ranks_per_host.unwrap_or([8, 4, 2].into_iter().find(fits).unwrap_or(1)),
         algorithm: options.algorithm.clone().unwrap_or(default.algorithm),
         bytes: options.bytes.clone().unwrap_or(default.bytes),

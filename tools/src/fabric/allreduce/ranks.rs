@@ -26,6 +26,7 @@ const TURNS: u32 = 1 << 14;
 pub(super) struct Ranks {
     fabric: Fabric,
     each: Vec<Rank>,
+    rails: usize,
     wakes: Wakes,
     now: Nanos,
     /// How long an operation may take.
@@ -71,8 +72,15 @@ impl Ranks {
         let mut opened = Vec::new();
         let mut cards: Vec<Card> = Vec::new();
         for rank in 0..size {
-            let port = built.fabric.open(built.hosts[rank])?;
-            let mut collectives = Collectives::new(Context::open(Box::new(port), &plan.config(rank))?)?;
+            let open = |rail: usize| -> Result<Context, Failure> {
+                let host = rail * size + rank;
+                let port = built.fabric.open(built.hosts[host])?;
+                Ok(Context::open(Box::new(port), &plan.config(host))?)
+            };
+            let mut collectives = Collectives::new(open(0)?)?;
+            for rail in 1..section.rails {
+                collectives.add_rail(open(rail)?)?;
+            }
             cards.push(collectives.card(&options(rank))?);
             opened.push(collectives);
         }
@@ -94,6 +102,7 @@ impl Ranks {
         Ok(Ranks {
             fabric: built.fabric,
             each,
+            rails: section.rails,
             wakes,
             now: BEGIN,
             limit,
@@ -170,21 +179,24 @@ impl Ranks {
         what: &dyn Fn() -> String,
         mut step: impl FnMut(&mut Rank, usize) -> Result<bool, Error>,
     ) -> Result<Option<Duration>, Failure> {
-        let Ranks { fabric, each, wakes, now, limit, turns, .. } = self;
+        let Ranks { fabric, each, rails, wakes, now, limit, turns, .. } = self;
         let (start, end) = (*now, *now + *limit);
-        let of_rank = |rank: usize, error: Error| Failure::run(format!("rank {rank}: {error}"));
+        let failed = |rank: usize, error: Error| Failure::run(format!("rank {rank}: {error}"));
         let mut is_done = vec![false; each.len()];
         let mut left = each.len();
         let mut woken: Vec<HostId> = Vec::new();
         (0..each.len()).for_each(|rank| wakes.wake(rank, start));
         while left > 0 {
             *now = fabric.advance_until_woken(wakes.next().min(end), &mut woken);
-            woken.drain(..).for_each(|host| wakes.wake(host.number(), *now));
+            // Hosts behind those of the last rail are nobody's.
+            let size = each.len();
+            let hosts = woken.drain(..).filter(|host| host.number() < size * *rails);
+            hosts.for_each(|host| wakes.wake(host.number() % size, *now));
             while let Some(number) = wakes.pop(*now) {
                 wakes.polled(number, *now);
-                let Some(rank) = each.get_mut(number) else { continue };
-                let moved = rank.collectives.poll(*now).map_err(|error| of_rank(number, error))?;
-                if !is_done[number] && step(rank, number).map_err(|error| of_rank(number, error))? {
+                let rank = &mut each[number];
+                let moved = rank.collectives.poll(*now).map_err(|error| failed(number, error))?;
+                if !is_done[number] && step(rank, number).map_err(|error| failed(number, error))? {
                     is_done[number] = true;
                     left -= 1;
                 }
@@ -221,10 +233,8 @@ impl Ranks {
     /// Gives each element of each rank a value of its own.
     fn fill(&mut self, bytes: u64) -> Result<(), Failure> {
         for (number, rank) in (0..).zip(&mut self.each) {
-            let own = &mut rank.collectives.bytes_mut(rank.own)?[..bytes as usize];
-            for (at, element) in (0..).zip(own.as_chunks_mut::<8>().0) {
-                *element = value(number, at).to_ne_bytes();
-            }
+            let own: Vec<u8> = (0..bytes / ELEMENT).flat_map(|at| value(number, at).to_ne_bytes()).collect();
+            rank.collectives.write(rank.own, 0, &own)?;
         }
         Ok(())
     }
@@ -232,8 +242,9 @@ impl Ranks {
     fn check(&self, bytes: u64) -> Result<(), Failure> {
         let ranks = 0..self.each.len() as u64;
         let [first, second] = [0, 1].map(|at| ranks.clone().map(|rank| value(rank, at)).sum::<u64>());
+        let mut own = vec![0; bytes as usize];
         for (number, rank) in self.each.iter().enumerate() {
-            let own = &rank.collectives.bytes(rank.own)?[..bytes as usize];
+            rank.collectives.read(rank.own, 0, &mut own)?;
             for (at, element) in (0..).zip(own.as_chunks::<8>().0) {
                 let (found, right) = (u64::from_ne_bytes(*element), first + at * (second - first));
                 if found != right {

@@ -24,7 +24,8 @@ pub(super) struct Case {
 /// A table for each setting.
 pub(super) fn text(section: &AllreduceSection, ranks: usize, cases: &[Case]) -> String {
     let each = section.ranks_per_host;
-    let mut text = format!("allreduce {ranks} ranks, {each} on a host, u64, in place; ");
+    let rails = if section.rails == 1 { String::new() } else { format!("{} rails, ", section.rails) };
+    let mut text = format!("allreduce {ranks} ranks, {rails}{each} on a host, u64, in place; ");
     let rounds =
         if section.count == 1 { String::new() } else { format!("mean of {} rounds, ", section.count) };
     let _ = writeln!(text, "{rounds}µs simulated / µs by the cost model");

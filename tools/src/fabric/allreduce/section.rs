@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use ferroce_collectives::{Algorithm, Kind, Options, SharedMemory};
+use ferroce_collectives::{Algorithm, Kind, MAX_RAILS, Options, SharedMemory};
 use serde::{Deserialize, Serialize};
 
 use crate::fabric::description::{ControlSection, Repeat, Shape, TimeSection};
@@ -17,6 +17,8 @@ pub(crate) struct AllreduceSection {
     /// Those of hosts 0 and following; as many as there are hosts by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ranks: Option<usize>,
+    /// Ports of each rank, its rails. That of rank r on rail k is host k times the number of ranks, plus r.
+    pub(crate) rails: usize,
     /// So many, one after the other, count as one host with several ports.
     pub(crate) ranks_per_host: usize,
     pub(crate) algorithm: Algorithms,
@@ -36,6 +38,7 @@ impl Default for AllreduceSection {
     fn default() -> AllreduceSection {
         AllreduceSection {
             ranks: None,
+            rails: 1,
             ranks_per_host: 1,
             algorithm: Algorithms::All,
             bytes: ByteList(vec![[Bytes(1 << 10), Bytes(4 << 20)]]),
@@ -58,7 +61,7 @@ const MOST_SIZES: usize = 100;
 impl AllreduceSection {
     /// How many ranks there are in a topology with so many hosts.
     pub(crate) fn size(&self, hosts: usize) -> usize {
-        self.ranks.unwrap_or(hosts)
+        self.ranks.unwrap_or(hosts / self.rails.max(1))
     }
 
     /// How the library works.
@@ -91,9 +94,16 @@ impl AllreduceSection {
             Err(Wrong::new(format!("allreduce.{key}"), value, right))
         };
         let size = self.size(hosts);
-        let most = MOST_RANKS.min(hosts);
+        if !(1..=MAX_RAILS.min(hosts / 2)).contains(&self.rails) {
+            let right = format!("1 to {}: each is a host of its own of {hosts}", MAX_RAILS.min(hosts / 2));
+            return wrong("rails", &self.rails, right);
+        }
+        let most = MOST_RANKS.min(hosts / self.rails);
         if !(2..=most).contains(&size) {
-            let right = format!("2 to {most}, a host each of the {hosts} that there are");
+            let right = match self.rails {
+                1 => format!("2 to {most}, a host each of the {hosts} that there are"),
+                rails => format!("2 to {most}, {rails} hosts each of the {hosts} that there are"),
+            };
             return wrong("ranks", &size, right);
         }
         let each = self.ranks_per_host;

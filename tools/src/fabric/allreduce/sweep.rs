@@ -97,7 +97,13 @@ pub(super) fn sweep(
         trace_hash: 0,
         wall: Duration::ZERO,
     };
-    sweep.carry_out(plan, section, &bytes, &Links { ranks, rate }, progress)?;
+    sweep.carry_out(
+        plan,
+        section,
+        &bytes,
+        &Links { ranks, rate: Rate(rate.0 * section.rails as u64) },
+        progress,
+    )?;
     sweep.wall = started.elapsed();
     Ok(sweep)
 }
