@@ -153,8 +153,16 @@ pub(crate) struct Waiting {
 struct Message {
     /// `None` if it has been dealt with.
     arrival: Option<Arrival>,
+    /// A device reads it.
+    is_begun: bool,
     /// Bytes that it takes of the ring and of staging memory.
     room: [u32; 2],
+}
+
+impl Message {
+    fn new(arrival: Option<Arrival>, room: [u32; 2]) -> Message {
+        Message { arrival, is_begun: false, room }
+    }
 }
 
 impl Channel {
@@ -463,17 +471,50 @@ impl Channel {
         Ok(true)
     }
 
-    /// The oldest message that is not taken.
+    /// The oldest message that is not taken, nor begun to be.
     pub(crate) fn arrival(&self) -> Option<&Arrival> {
-        self.arrivals.front().and_then(|message| message.arrival.as_ref())
+        match self.arrivals.front() {
+            Some(message) if message.is_begun => self.next_index().and_then(|index| self.arrivals[index].arrival.as_ref()),
+            front => front.and_then(|message| message.arrival.as_ref()),
+        }
+    }
+
+    /// Where the oldest message is that is not taken, nor begun to be.
+    fn next_index(&self) -> Option<usize> {
+        self.arrivals.iter().position(|message| message.arrival.is_some() && !message.is_begun)
     }
 
     /// The oldest message has been taken.
     pub(crate) fn take(&mut self) {
-        self.pop();
-        // Those behind it that were dealt with as they came.
-        while self.arrivals.front().is_some_and(|message| message.arrival.is_none()) {
-            self.pop();
+        let index = self.next_index();
+        self.take_at(index);
+    }
+
+    /// A device has begun to read the oldest message. Its memory stays the message's until [`end`](Channel::end).
+    pub(crate) fn begin(&mut self) {
+        if let Some(index) = self.next_index() {
+            self.arrivals[index].is_begun = true;
+        }
+    }
+
+    /// The device has read the oldest message that it had begun with.
+    pub(crate) fn end(&mut self) {
+        let index = self.arrivals.iter().position(|message| message.arrival.is_some() && message.is_begun);
+        self.take_at(index);
+    }
+
+    /// Memory of messages is free in their order.
+    fn take_at(&mut self, index: Option<usize>) {
+        match index {
+            None => {}
+            Some(0) => {
+                self.pop();
+                // Those behind it that were dealt with before.
+                while self.arrivals.front().is_some_and(|message| message.arrival.is_none()) {
+                    self.pop();
+                }
+            }
+            Some(index) => self.arrivals[index].arrival = None,
         }
     }
 
@@ -577,7 +618,7 @@ impl Channel {
     fn arrive(&mut self, from: Option<(Mr, u32)>, bytes: u32) -> News {
         let Some(call) = self.newest else { return News::Broken("a chunk of no call".to_owned()) };
         let room = [0, if from.is_some() { bytes } else { 0 }];
-        self.arrivals.push_back(Message { arrival: Some(Arrival { call, from, bytes }), room });
+        self.arrivals.push_back(Message::new(Some(Arrival { call, from, bytes }), room));
         News::Moved
     }
 
@@ -612,8 +653,7 @@ impl Channel {
         match (purpose, bytes) {
             (Purpose::Elements, bytes) => {
                 self.newest = Some(call);
-                self.arrivals
-                    .push_back(Message { arrival: Some(Arrival { call, from, bytes }), room: [length, 0] });
+                self.arrivals.push_back(Message::new(Some(Arrival { call, from, bytes }), [length, 0]));
                 Ok(News::Moved)
             }
             (Purpose::Call, 0) => {
@@ -640,7 +680,7 @@ impl Channel {
 
     /// A message that is dealt with at once.
     fn pass_over(&mut self, length: u32) {
-        self.arrivals.push_back(Message { arrival: None, room: [length, 0] });
+        self.arrivals.push_back(Message::new(None, [length, 0]));
         if self.arrivals.len() == 1 {
             self.pop();
         }

@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ferroce::driver::gpu::{Device, GpuError, Reducer, Ticket, supports};
-use ferroce::driver::reduction::{DataType, MAX_SPANS, Reduction, scale};
-use ferroce::driver::{Span, SpanMut};
+use ferroce::driver::gpu::{Device, GpuError, MAX_SOURCES, Reducer, Ticket};
+use ferroce::driver::reduction::{Computation, DataType, MAX_SPANS, Reduction, scale};
+use ferroce::driver::{Piece, Span, SpanMut};
 use ferroce::{Access, Context, Memory, Mr, Nanos, Sge};
 
 use crate::Error;
@@ -36,7 +36,7 @@ struct DeviceReducer {
     regions: HashSet<Mr>,
 }
 
-/// What a device makes of a reduction.
+/// What a device makes of a computation.
 pub(crate) enum ByDevice {
     /// It is none of its.
     No,
@@ -46,8 +46,9 @@ pub(crate) enum ByDevice {
     Begun(Ticket),
 }
 
-/// Bytes of a block: whole elements, that stay in the first cache.
-const BLOCK: usize = 4096;
+/// Bytes of a block of a device's memory that goes by way of the host: whole elements, and enough of them for the start of a copy to
+/// cost little.
+const BLOCK: usize = 256 << 10;
 /// Bytes of one copy.
 const LONGEST: usize = 1 << 30;
 
@@ -96,39 +97,40 @@ impl Computer {
         self.device.iter_mut().for_each(|own| (own.reducer, own.ended) = (None, Ticket::NONE));
     }
 
-    /// Begins a reduction by the device, if it can do it: in place, of two operands of its own memory.
+    /// Begins a computation by the device, if it can do it: of its own memory alone.
     pub(crate) fn begin(
         &mut self,
         context: &Context,
         now: Nanos,
-        reduction: Reduction,
+        computation: Computation,
         target: Sge,
         sources: &[Sge],
     ) -> Result<ByDevice, Error> {
         let Some(own) = &mut self.device else { return Ok(ByDevice::No) };
-        let source = match sources {
-            [first, second] if *first == target => second,
-            [first, second] if *second == target => first,
-            _ => return Ok(ByDevice::No),
-        };
-        let is_own = own.regions.contains(&target.mr) && own.regions.contains(&source.mr);
-        if !is_own || reduction.divide_by.is_some() || !supports(reduction.data_type) {
+        let are_own = sources.iter().chain([&target]).all(|sge| own.regions.contains(&sge.mr));
+        if !are_own || sources.len() > MAX_SOURCES {
             return Ok(ByDevice::No);
         }
         let reducer = match &mut own.reducer {
             Some(reducer) => reducer,
             none => none.insert(own.device.reducer()?),
         };
-        let piece = |sge: Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
-        match reducer.reduce(now, (reduction.data_type, reduction.op), piece(target)?, piece(*source)?) {
+        let piece = |sge: &Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
+        let sources: ArrayVec<Piece<'_>, MAX_SOURCES> = sources.iter().map(piece).collect::<Result<_, _>>()?;
+        match reducer.compute(now, computation, piece(&target)?, &sources) {
             Ok(ticket) => Ok(ByDevice::Begun(ticket)),
             Err(GpuError::Full { .. }) => Ok(ByDevice::Later),
-            Err(GpuError::Unaligned { .. }) => Ok(ByDevice::No),
+            Err(GpuError::Unaligned { .. } | GpuError::Unsupported { .. }) => Ok(ByDevice::No),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Whether a reduction by the device has ended.
+    /// When the device is to be asked again what has ended, if it has begun anything: `now` where it does not tell.
+    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+        self.device.as_ref()?.reducer.as_ref()?.next_deadline(now)
+    }
+
+    /// Whether a computation by the device has ended.
     pub(crate) fn has_ended(&mut self, now: Nanos, ticket: Ticket) -> Result<bool, Error> {
         let Some(DeviceReducer { reducer: Some(reducer), ended, .. }) = &mut self.device else {
             return Ok(true);
@@ -229,14 +231,15 @@ impl Computer {
         compute: impl Fn(&mut [u8], usize),
     ) -> Result<(), Error> {
         fallback::by_the_host(context, reason, self.blocks.is_empty());
-        self.blocks.resize((sources.len() + 1) * BLOCK, 0);
         let length = target.length as usize;
+        let room = (sources.len() + 1) * BLOCK;
+        self.blocks.resize(room.max(self.blocks.len()), 0);
         for start in (0..length).step_by(BLOCK) {
             let bytes = (length - start).min(BLOCK);
             for (source, block) in sources.iter().zip(self.blocks[BLOCK..].chunks_mut(BLOCK)) {
                 context.read(source.mr, source.offset + start as u64, &mut block[..bytes])?;
             }
-            compute(&mut self.blocks, bytes);
+            compute(&mut self.blocks[..room], bytes);
             context.write(target.mr, target.offset + start as u64, &self.blocks[..bytes])?;
         }
         Ok(())

@@ -1,9 +1,10 @@
 //! One operation under way: a schedule, carried out on channels and memory.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::driver::gpu::Ticket;
-use ferroce::driver::reduction::{DataType, Reduction as Arithmetic};
+use ferroce::driver::reduction::{Computation, DataType, ReduceOp, Reduction as Arithmetic};
 use ferroce::{Mr, Nanos, Sge};
 use zerocopy::IntoBytes;
 
@@ -25,12 +26,13 @@ pub(crate) struct Execution {
     schedule: Schedule,
     pub(crate) places: Places,
     arithmetic: What,
-    done: Vec<bool>,
+    /// Of each step.
+    states: Vec<State>,
     /// Steps that are not done.
     left: usize,
     lanes: Vec<Lane>,
-    /// A step that a device is about.
-    running: Option<(Ticket, usize)>,
+    /// Steps that a device is about, in its order.
+    running: VecDeque<(Ticket, usize)>,
     /// When something moved last; at first when it was first looked at.
     pub(crate) moved: Option<Nanos>,
     /// When it was first looked at, and since when the rank had been in no operation then, if it was in none.
@@ -43,6 +45,15 @@ pub(crate) struct Execution {
     under_way: u32,
     /// The peer that began it last, as far as that is known, and how much later than this rank.
     late: (u32, Duration),
+}
+
+/// How far a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waits,
+    /// A device is about it.
+    Runs,
+    Done,
 }
 
 /// Where elements are.
@@ -147,10 +158,10 @@ impl Execution {
             schedule,
             places,
             arithmetic,
-            done: vec![false; count],
+            states: vec![State::Waits; count],
             left: count,
             lanes: Vec::new(),
-            running: None,
+            running: VecDeque::new(),
             moved: None,
             began: None,
             idle_since: None,
@@ -174,7 +185,7 @@ impl Execution {
 
     /// The same once more, after its end. Scratch memory comes with its beginning.
     pub(crate) fn again(mut self, id: u64, call: Call, arithmetic: What) -> Execution {
-        self.done.fill(false);
+        self.states.fill(State::Waits);
         for lane in &mut self.lanes {
             (lane.next, lane.is_told, lane.has_heard, lane.grant) = (0, false, false, None);
         }
@@ -184,8 +195,7 @@ impl Execution {
             call,
             places,
             arithmetic,
-            left: self.done.len(),
-            running: None,
+            left: self.states.len(),
             moved: None,
             began: None,
             under_way: 0,
@@ -247,7 +257,7 @@ impl Execution {
             self.lanes.iter().any(|lane| {
                 lane.peer == *peer
                     && lane.way != Way::Local
-                    && lane.steps.iter().any(|step| !self.done[*step as usize])
+                    && lane.steps.iter().any(|step| self.states[*step as usize] != State::Done)
             })
         })
     }
@@ -259,7 +269,7 @@ impl Execution {
 
     /// Whether a device is about a step, which tells nobody when it is done.
     pub(crate) fn is_running(&self) -> bool {
-        self.running.is_some()
+        !self.running.is_empty()
     }
 
     /// Whether all is done.
@@ -269,7 +279,7 @@ impl Execution {
 
     /// How many steps there are, and how many are done. One that is carried out elsewhere is a step.
     pub(crate) fn progress(&self) -> (usize, usize) {
-        let steps = self.done.len().max(1);
+        let steps = self.states.len().max(1);
         (steps, steps - self.left)
     }
 
@@ -285,7 +295,7 @@ impl Execution {
     }
 
     fn finish(&mut self, step: usize) {
-        if !std::mem::replace(&mut self.done[step], true) {
+        if std::mem::replace(&mut self.states[step], State::Done) != State::Done {
             self.left -= 1;
         }
     }
@@ -374,7 +384,7 @@ impl Execution {
     }
 
     fn is_ready(&self, step: usize) -> bool {
-        self.schedule.after(step).iter().all(|before| self.done[*before as usize])
+        self.schedule.after(step).iter().all(|before| self.states[*before as usize] == State::Done)
     }
 
     fn bytes(&self, len: usize) -> usize {
@@ -482,7 +492,6 @@ impl Execution {
         }
         let mut moved = false;
         while tools.budget > 0
-            && self.running.is_none()
             && let Some(step) = self.next_of(index)
             && self.is_ready(step)
             && self.can_take(step, tools)?
@@ -496,10 +505,10 @@ impl Execution {
         Ok(moved)
     }
 
-    /// The next step of a lane that is not done: those with several arrivals are in several lanes.
+    /// The next step of a lane that is neither done nor begun: those with several arrivals are in several lanes.
     fn next_of(&mut self, index: usize) -> Option<usize> {
         let lane = &mut self.lanes[index];
-        while lane.steps.get(lane.next).is_some_and(|step| self.done[*step as usize]) {
+        while lane.steps.get(lane.next).is_some_and(|step| self.states[*step as usize] != State::Waits) {
             lane.next += 1;
         }
         lane.steps.get(lane.next).map(|step| *step as usize)
@@ -566,7 +575,8 @@ impl Execution {
     fn is_front(&self, peer: u32, step: usize) -> bool {
         let lane = self.lanes.iter().find(|lane| lane.way == Way::Receive && lane.peer == peer);
         lane.is_some_and(|lane| {
-            lane.steps[lane.next..].iter().find(|step| !self.done[**step as usize]) == Some(&(step as u32))
+            lane.steps[lane.next..].iter().find(|step| self.states[**step as usize] == State::Waits)
+                == Some(&(step as u32))
         })
     }
 
@@ -617,45 +627,53 @@ impl Execution {
                 });
             }
             let target = self.sge(*to, bytes)?;
-            tools.budget = tools.budget.saturating_sub(bytes);
             match self.combine(*finish, target, &sources, tools)? {
-                ByDevice::No => {}
+                ByDevice::No => tools.budget = tools.budget.saturating_sub(bytes),
                 ByDevice::Later => return Ok(false),
                 ByDevice::Begun(ticket) => {
-                    self.running = Some((ticket, step));
+                    self.states[step] = State::Runs;
+                    self.running.push_back((ticket, step));
+                    self.of_arrivals(step, |peer, _| {
+                        if let Some(channel) = &mut tools.links[peer as usize].channel {
+                            channel.begin();
+                        }
+                    });
                     return Ok(true);
                 }
             }
         }
-        self.settle(step, tools);
+        self.of_arrivals(step, |peer, bytes| took(tools, peer, bytes, Channel::take));
+        self.finish(step);
         Ok(true)
     }
 
-    /// A step is done: what it took is taken.
-    fn settle(&mut self, step: usize, tools: &mut Tools<'_>) {
+    /// Each message that a step takes: its peer, and its bytes.
+    fn of_arrivals(&self, step: usize, mut of: impl FnMut(u32, usize)) {
         match &self.schedule.steps[step] {
             Step::Send { .. } => {}
-            Step::Land { peer, len, .. } => took(tools, *peer, self.bytes(*len)),
+            Step::Land { peer, len, .. } => of(*peer, self.bytes(*len)),
             Step::Combine { operands, len, .. } => {
                 for operand in self.schedule.operands(operands) {
                     if let Operand::Arrival(peer) = operand {
-                        took(tools, *peer, self.bytes(*len));
+                        of(*peer, self.bytes(*len));
                     }
                 }
             }
         }
-        self.finish(step);
     }
 
-    /// Whether the device has ended the step that it was about.
+    /// Takes the steps that the device has ended.
     fn take_from_device(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
-        let Some((ticket, step)) = self.running else { return Ok(false) };
-        if !tools.computer.has_ended(tools.now, ticket)? {
-            return Ok(false);
+        let mut moved = false;
+        while let Some(&(ticket, step)) = self.running.front()
+            && tools.computer.has_ended(tools.now, ticket)?
+        {
+            self.running.pop_front();
+            self.of_arrivals(step, |peer, bytes| took(tools, peer, bytes, Channel::end));
+            self.finish(step);
+            moved = true;
         }
-        self.running = None;
-        self.settle(step, tools);
-        Ok(true)
+        Ok(moved)
     }
 
     /// Combines operands, or has the device begin it. [`ByDevice::No`] if it is done.
@@ -668,15 +686,17 @@ impl Execution {
     ) -> Result<ByDevice, Trouble> {
         let What { data_type, reduction, size } = self.arithmetic;
         let Tools { computer, ports: context, now, .. } = tools;
-        if let (Finish::Scale, Some(Reduction::PreMulSum(factor))) = (finish, reduction) {
-            computer.scale(context, data_type, target, sources[0], factor)?;
-            return Ok(ByDevice::No);
-        }
-        let op = reduction.map_or(ferroce::driver::reduction::ReduceOp::Sum, Reduction::op);
-        let arithmetic = Arithmetic::new(data_type, op).divide_by((finish == Finish::Whole).then_some(size));
-        let by_device = computer.begin(context, *now, arithmetic, target, sources)?;
+        let computation = match (finish, reduction) {
+            (Finish::Scale, Some(Reduction::PreMulSum(factor))) => Computation::Scale { data_type, factor },
+            _ => {
+                let op = reduction.map_or(ReduceOp::Sum, Reduction::op);
+                let divide_by = (finish == Finish::Whole).then_some(size);
+                Computation::Reduce(Arithmetic::new(data_type, op).divide_by(divide_by))
+            }
+        };
+        let by_device = computer.begin(context, *now, computation, target, sources)?;
         if matches!(by_device, ByDevice::No) {
-            computer.reduce(context, arithmetic, target, sources)?;
+            computer.compute(context, computation, target, sources)?;
         }
         Ok(by_device)
     }
@@ -685,7 +705,6 @@ impl Execution {
     fn compute(&mut self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while tools.budget > 0
-            && self.running.is_none()
             && let Some(step) = self.next_of(index)
             && self.is_ready(step)
             && self.take(step, tools)?
@@ -724,10 +743,11 @@ fn arrived(tools: &Tools<'_>, peer: u32, bytes: usize) -> Result<Sge, Trouble> {
     Ok(Sge { mr, offset: offset.into(), length: bytes as u32 })
 }
 
-fn took(tools: &mut Tools<'_>, peer: u32, bytes: usize) {
+/// A message is taken: as it came, or at the end of what a device made of it.
+fn took(tools: &mut Tools<'_>, peer: u32, bytes: usize, take: impl FnOnce(&mut Channel)) {
     tools.log.received(peer, bytes as u64);
     if let Some(channel) = &mut tools.links[peer as usize].channel {
-        channel.take();
+        take(channel);
     }
 }
 

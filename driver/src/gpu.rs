@@ -30,6 +30,8 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+#[cfg(any(feature = "opencl", feature = "cuda"))]
+mod kernels;
 #[cfg(feature = "opencl")]
 pub mod opencl;
 mod spec;
@@ -43,7 +45,7 @@ use std::sync::{Arc, Weak};
 
 use crate::Nanos;
 use crate::memory::{Held, Memory, Piece};
-use crate::reduction::{DataType, ReduceOp};
+use crate::reduction::Computation;
 
 pub use error::GpuError;
 pub use spec::{FoundGpu, GpuSpec};
@@ -55,14 +57,8 @@ pub const MAX_PIECES: usize = 33;
 /// Copies or reductions of one queue that are under way at once.
 pub const QUEUE_DEPTH: usize = 64;
 
-/// What devices compute with. Of other types a copy is reduced by the processor ([`reduction`](crate::reduction)).
-pub const DATA_TYPES: [DataType; 6] =
-    [DataType::F32, DataType::I32, DataType::F64, DataType::I64, DataType::F16, DataType::Bf16];
-
-/// Whether devices compute with this type. One without double precision still refuses f64.
-pub fn supports(data_type: DataType) -> bool {
-    DATA_TYPES.contains(&data_type)
-}
+/// The most sources of one reduction by a device.
+pub const MAX_SOURCES: usize = 8;
 
 /// A GPU. Threads and contexts share one.
 pub trait Device: fmt::Debug + Send + Sync {
@@ -81,7 +77,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Call`].
     fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError>;
 
-    /// Opens a queue of reductions.
+    /// Opens a queue of reductions, and of copies within its memory.
     ///
     /// # Errors
     /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it computes nothing.
@@ -167,27 +163,47 @@ pub trait Queue: Tickets {
     -> Result<Ticket, GpuError>;
 }
 
-/// Reductions by a device, of its memory, with their ends. They are carried out in the order in which they are submitted, each
-/// behind the one before. One that is dropped first ends what was submitted.
+/// Reductions by a device, of its memory and into it, with their ends. They are carried out in the order in which they are submitted,
+/// each behind the one before. One that is dropped first ends what was submitted.
 pub trait Reducer: Tickets {
-    /// `target[i] = target[i] ⊕ source[i]`, with the same bits as [`reduction::reduce`](crate::reduction::reduce) has,
-    /// but for those of NaNs that it leaves to anybody.
+    /// Computes a target of sources, with the same bits as the processor ([`Reduction::apply`](crate::reduction::Reduction::apply),
+    /// [`scale`](crate::reduction::scale)), but for those of NaNs that it leaves to anybody. The target may be the same memory as any
+    /// of the sources. A reduction of one source that is not divided is a copy, of whatever bytes.
+    ///
+    /// ```
+    /// use ferroce_driver::gpu::{Device, strict::Strict};
+    /// use ferroce_driver::reduction::{Computation, DataType, ReduceOp, Reduction};
+    /// use ferroce_driver::Nanos;
+    ///
+    /// let device = Strict::default().open()?;
+    /// let mut memory = device.allocate(4)?;
+    /// memory.write(0, &[1, 2, 30, 40])?;
+    /// let sum = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
+    /// let mut reducer = device.reducer()?;
+    /// let [a, b] = [memory.piece(0, 2)?, memory.piece(2, 2)?];
+    /// let ticket = reducer.compute(Nanos(0), sum, a, &[a, b])?;
+    /// while reducer.done(Nanos(0))? < ticket {}
+    /// let mut sums = [0; 2];
+    /// memory.read(0, &mut sums)?;
+    /// assert_eq!(sums, [31, 42]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
-    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for a type that the device does not compute with
-    /// ([`supports`]);
-    /// [`GpuError::Unaligned`]; [`GpuError::Call`].
+    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for what the device does not compute: f64 without double
+    /// precision, quotients that it does not round as the processor, more than [`MAX_SOURCES`]; [`GpuError::Unaligned`];
+    /// [`GpuError::Call`].
     ///
-    /// Pieces that overlap, and are not the same, have any result.
+    /// Pieces that overlap, and are not the same, have any result, or the device refuses them.
     ///
     /// # Panics
-    /// If the pieces are not equally long, or one is another device's.
-    fn reduce(
+    /// If there are no sources, the pieces are not equally long or hold no whole elements, or one is another device's.
+    fn compute(
         &mut self,
         now: Nanos,
-        what: (DataType, ReduceOp),
+        computation: Computation,
         target: Piece<'_>,
-        source: Piece<'_>,
+        sources: &[Piece<'_>],
     ) -> Result<Ticket, GpuError>;
 }
 
@@ -269,27 +285,34 @@ fn choices(library: &str, count: usize) -> String {
     }
 }
 
-/// What every reducer refuses: a type that no kernel has, and elements that are not aligned.
+/// What every reducer refuses: too many sources, and elements that are not aligned.
 ///
 /// # Panics
-/// If the pieces are not equally long.
-fn check_elements(
+/// If there are no sources, or the pieces are not equally long or hold no whole elements.
+fn check_sources(
     device: &str,
-    data_type: DataType,
+    computation: Computation,
     target: &Piece<'_>,
-    source: &Piece<'_>,
+    sources: &[Piece<'_>],
 ) -> Result<(), GpuError> {
-    assert_eq!(target.len(), source.len(), "a reduction of pieces that are not equally long");
-    if !supports(data_type) {
-        let valid = DATA_TYPES.map(|data_type| data_type.to_string()).join(", ");
+    let len = target.len();
+    assert!(
+        !sources.is_empty() && sources.iter().all(|source| source.len() == len),
+        "a reduction of no pieces, or of some that are not as long as the target, {len} bytes"
+    );
+    if sources.len() > MAX_SOURCES {
         return Err(GpuError::Unsupported {
             device: device.to_owned(),
-            what: format!("reductions of {data_type}"),
-            reason: format!("devices compute with {valid}; reduce a copy of others on the host"),
+            what: format!("a reduction of {} sources", sources.len()),
+            reason: format!("a device takes {MAX_SOURCES} at once"),
         });
     }
-    let size = data_type.size();
-    let offsets = [target.offset(), source.offset(), target.len() as u64];
+    if computation.is_copy(sources.len()) {
+        return Ok(());
+    }
+    let size = computation.data_type().size();
+    assert!(len.is_multiple_of(size), "{len} bytes hold no whole elements of {size} bytes");
+    let offsets = sources.iter().chain([target]).map(Piece::offset);
     match offsets.into_iter().find(|offset| !offset.is_multiple_of(size as u64)) {
         None => Ok(()),
         Some(offset) => Err(GpuError::Unaligned { device: device.to_owned(), size, offset }),

@@ -18,8 +18,8 @@
 //! assert_eq!(means, *[2.0_f32, 3.0].map(f32::to_ne_bytes).as_flattened());
 //! ```
 //!
-//! [`reduce`] is the same of two slices. A GPU's ([`gpu::Reducer`](crate::gpu::Reducer)) has the same bits, of the types that
-//! [it computes with](crate::gpu::supports). [`scale`] multiplies by a factor.
+//! [`reduce`] is the same of two slices. A GPU's ([`gpu::Reducer`](crate::gpu::Reducer)) has the same bits.
+//! [`scale`] multiplies by a factor.
 //!
 //! # Arithmetic
 //!

@@ -35,7 +35,7 @@ use self::object::{Kind, Object, meaning, said};
 use self::queue::PinnedStaging;
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::{Memory, Piece};
-use crate::reduction::DataType;
+use crate::reduction::{Computation, DataType, Reduction};
 
 /// A device that OpenCL has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -281,7 +281,10 @@ impl OpenCl {
         let program = program.map_err(self.failed("clCreateProgramWithSource"))?;
         // SAFETY: it was just created, and nobody else has it.
         let program = unsafe { Object::owned(Kind::Program, program) };
-        let options = CString::from(c"-cl-std=CL1.2");
+        let options = CString::from(match self.divides_exactly() {
+            true => c"-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt",
+            false => c"-cl-std=CL1.2",
+        });
         build_program(program.raw(), &[self.id], &options, None, null_mut()).map_err(|code| {
             let log = text(get_program_build_data(program.raw(), self.id, CL_PROGRAM_BUILD_LOG).ok());
             let GpuError::Call { device, call, reason } = self.failed("clBuildProgram")(code) else {
@@ -292,12 +295,25 @@ impl OpenCl {
         Ok(program)
     }
 
-    fn computes_with(&self, data_type: DataType) -> Result<(), GpuError> {
-        let doubles = || number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default();
-        if data_type == DataType::F64 && doubles() == 0 {
+    fn computes(&self, computation: Computation) -> Result<(), GpuError> {
+        let data_type = computation.data_type();
+        if data_type == DataType::F64
+            && number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() == 0
+        {
             return Err(self.unsupported("reductions of f64", "it has no double precision (cl_khr_fp64)"));
         }
+        let is_divided = matches!(computation, Computation::Reduce(Reduction { divide_by: Some(_), .. }));
+        if is_divided && data_type.is_float() && data_type != DataType::F64 && !self.divides_exactly() {
+            return Err(self
+                .unsupported(format!("quotients of {data_type}"), "it does not round them to the nearest"));
+        }
         Ok(())
+    }
+
+    /// Whether it can round quotients of floats as the processor does.
+    fn divides_exactly(&self) -> bool {
+        let rounding = number(self.id, device::CL_DEVICE_SINGLE_FP_CONFIG).unwrap_or_default();
+        rounding & device::CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT != 0
     }
 }
 

@@ -3,6 +3,7 @@
 //! Its memory is mapped twice: the application's addresses fault whoever touches them, and the device copies by others. What is
 //! copied lands late, in no order, or not at all, as a seed says, by the time that is told: a run replays bit for bit.
 
+mod reducer;
 mod udmabuf;
 
 use std::any::Any;
@@ -22,11 +23,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{
     Block, Device, DmaBuf, Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Queue, Reducer, Span, Staging, Ticket,
-    Tickets, check_elements, share,
+    Tickets, share,
 };
 use crate::Nanos;
 use crate::memory::{Memory, Piece};
-use crate::reduction::{DataType, ReduceOp, reduce};
 
 /// How a strict device behaves. By default it copies right away and never fails.
 #[derive(Clone, Debug)]
@@ -41,11 +41,22 @@ pub struct Strict {
     pub fails_one_in: u32,
     /// Copies or reductions of a queue that are under way at once.
     pub depth: usize,
+    /// Bytes that a queue copies in a second, each way, one copy after the other; all at once if there is none.
+    pub copied_per_second: Option<u64>,
+    /// Bytes that are computed in a second.
+    pub reduced_per_second: Option<u64>,
 }
 
 impl Default for Strict {
     fn default() -> Strict {
-        Strict { seed: 0, latest: Duration::ZERO, fails_one_in: 0, depth: QUEUE_DEPTH }
+        Strict {
+            seed: 0,
+            latest: Duration::ZERO,
+            fails_one_in: 0,
+            depth: QUEUE_DEPTH,
+            copied_per_second: None,
+            reduced_per_second: None,
+        }
     }
 }
 
@@ -68,6 +79,18 @@ impl Strict {
     /// Copies of a queue that are under way at once; 64 by default.
     pub fn depth(self, depth: usize) -> Self {
         Strict { depth, ..self }
+    }
+
+    /// Bytes that a queue copies in a second, each way, and bytes that are computed in a second; without limit by default.
+    pub fn speed(self, copied_per_second: u64, reduced_per_second: u64) -> Self {
+        let [copied_per_second, reduced_per_second] = [copied_per_second, reduced_per_second].map(Some);
+        Strict { copied_per_second, reduced_per_second, ..self }
+    }
+
+    /// What so many bytes take.
+    fn takes(&self, per_second: Option<u64>, bytes: usize) -> Duration {
+        let nanos = |rate: u64| (bytes as u128 * 1_000_000_000 / u128::from(rate.max(1))) as u64;
+        Duration::from_nanos(per_second.map_or(0, nanos))
     }
 
     /// Makes the device.
@@ -114,7 +137,7 @@ impl StrictDevice {
         (self.copies.load(Ordering::Relaxed), self.copied.load(Ordering::Relaxed))
     }
 
-    /// How many reductions it was given.
+    /// How many reductions it was given, copies within its memory among them.
     pub fn reductions(&self) -> u64 {
         self.reductions.load(Ordering::Relaxed)
     }
@@ -192,18 +215,14 @@ impl Device for StrictDevice {
             staging: staging.clone(),
             chance: self.chance(),
             copies: VecDeque::with_capacity(self.settings.depth),
+            free: [Nanos::ZERO; 2],
             last: Ticket::NONE,
         }))
     }
 
     fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError> {
         self.check_lost("reducer")?;
-        Ok(Box::new(StrictReducer {
-            device: self.this(),
-            chance: self.chance(),
-            reductions: VecDeque::with_capacity(self.settings.depth),
-            last: Ticket::NONE,
-        }))
+        Ok(Box::new(reducer::StrictReducer::new(self.this())))
     }
 }
 
@@ -336,6 +355,8 @@ struct StrictQueue {
     chance: ChaCha8Rng,
     /// Those that are not told to have ended, by their numbers.
     copies: VecDeque<Submitted>,
+    /// When it has copied all that was submitted, each way.
+    free: [Nanos; 2],
     last: Ticket,
 }
 
@@ -373,7 +394,9 @@ impl StrictQueue {
         for span in &spans {
             self.device.place(span, 0, span.len);
         }
-        let (due, fails) = self.device.draw(&mut self.chance, now);
+        let free = &mut self.free[direction as usize];
+        *free = now.max(*free) + self.device.settings.takes(self.device.settings.copied_per_second, bytes);
+        let (due, fails) = self.device.draw(&mut self.chance, *free);
         let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
         let due = due.max(before.unwrap_or(Nanos::ZERO));
         self.last = self.last.next();
@@ -459,94 +482,6 @@ impl Tickets for StrictQueue {
 impl Drop for StrictQueue {
     fn drop(&mut self) {
         self.land(Nanos::NEVER);
-    }
-}
-
-struct StrictReducer {
-    device: Arc<StrictDevice>,
-    chance: ChaCha8Rng,
-    /// Those that have not ended.
-    reductions: VecDeque<Reduction>,
-    last: Ticket,
-}
-
-struct Reduction {
-    ticket: Ticket,
-    due: Nanos,
-    fails: bool,
-    what: (DataType, ReduceOp),
-    target: Span,
-    source: Span,
-}
-
-impl Reducer for StrictReducer {
-    fn reduce(
-        &mut self,
-        now: Nanos,
-        what: (DataType, ReduceOp),
-        target: Piece<'_>,
-        source: Piece<'_>,
-    ) -> Result<Ticket, GpuError> {
-        self.device.check_lost("reduce")?;
-        self.device.check_room(self.reductions.len())?;
-        check_elements(&self.device.name, what.0, &target, &source)?;
-        let [target, source] = [target, source].map(|piece| Span::of(&piece));
-        for span in [&target, &source] {
-            self.device.place(span, 0, span.len);
-        }
-        let (due, fails) = self.device.draw(&mut self.chance, now);
-        // Each behind the one before.
-        let due = self.reductions.back().map_or(due, |before| before.due.max(due));
-        self.last = self.last.next();
-        self.reductions.push_back(Reduction { ticket: self.last, due, fails, what, target, source });
-        self.device.reductions.fetch_add(1, Ordering::Relaxed);
-        Ok(self.last)
-    }
-}
-
-impl Tickets for StrictReducer {
-    fn done(&mut self, now: Nanos) -> Result<Ticket, Failed> {
-        let is_lost = self.device.is_lost.load(Ordering::Relaxed);
-        while self.reductions.front().is_some_and(|first| is_lost || first.due <= now)
-            && let Some(first) = self.reductions.pop_front()
-        {
-            if is_lost || first.fails {
-                return Err(self.device.failed(first.ticket));
-            }
-            first.carry_out(&self.device);
-        }
-        Ok(self.reductions.front().map_or(self.last, |first| Ticket(first.ticket.0 - 1)))
-    }
-
-    fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
-        let is_lost = self.device.is_lost.load(Ordering::Relaxed);
-        self.reductions.front().map(|first| if is_lost { now } else { first.due })
-    }
-}
-
-impl Reduction {
-    fn carry_out(&self, device: &StrictDevice) {
-        let (mut a, mut b) = ([0; 512], [0; 512]);
-        for done in (0..self.target.len).step_by(a.len()) {
-            let len = (self.target.len - done).min(a.len());
-            let [target, source] = [&self.target, &self.source].map(|span| device.place(span, done, len));
-            // SAFETY: so many bytes at each, which nobody has a reference to; those here are nobody else's.
-            unsafe {
-                target.copy_to_nonoverlapping(NonNull::from(&mut a).cast(), len);
-                source.copy_to_nonoverlapping(NonNull::from(&mut b).cast(), len);
-            }
-            reduce(self.what.0, self.what.1, &mut a[..len], &b[..len]);
-            // SAFETY: as above.
-            unsafe { target.copy_from_nonoverlapping(NonNull::from(&mut a).cast(), len) };
-        }
-    }
-}
-
-impl Drop for StrictReducer {
-    fn drop(&mut self) {
-        for reduction in self.reductions.drain(..).filter(|reduction| !reduction.fails) {
-            reduction.carry_out(&self.device);
-        }
     }
 }
 

@@ -6,7 +6,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use super::*;
-use crate::reduction::reduce;
+use crate::memory;
+use crate::reduction::{DataType, ReduceOp, Reduction, scale};
 
 pub(super) fn random(chance: &mut ChaCha8Rng, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
@@ -94,46 +95,75 @@ pub(super) fn copies_are_there_when_they_have_ended(device: &dyn Device) {
     to.write(0, b"ours again").unwrap();
 }
 
+/// What is computed of so many sources: each reduction, its quotients, products by factors, and copies.
+fn computations(data_type: DataType) -> Vec<(Computation, usize)> {
+    let mut all = Vec::new();
+    for op in ReduceOp::ALL {
+        let reduction = Reduction::new(data_type, op);
+        all.extend([2, 3, MAX_SOURCES].map(|sources| (Computation::Reduce(reduction), sources)));
+        for (divide_by, sources) in [(3, 1), (2, 2), (300, MAX_SOURCES), (u32::MAX, 2)] {
+            all.push((Computation::Reduce(reduction.divide_by(divide_by)), sources));
+        }
+    }
+    all.extend([-3.0, 0.1, 1e9].map(|factor| (Computation::Scale { data_type, factor }, 1)));
+    all.push((Computation::Reduce(Reduction::new(data_type, ReduceOp::Sum)), 1));
+    all
+}
+
 /// Whatever bits are in the memory; but of what is no number nobody promises the bits.
 pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer: &mut dyn Reducer) {
     let chance = &mut ChaCha8Rng::seed_from_u64(3);
-    for data_type in DATA_TYPES {
-        for op in ReduceOp::ALL {
-            let (mut a, b, c) = (random(chance, 80_000), random(chance, 80_000), random(chance, 80_000));
-            let [target, first, second] = [&a, &b, &c].map(|bytes| {
-                let mut memory = device.allocate(bytes.len()).unwrap();
-                memory.write(0, bytes).unwrap();
-                memory
-            });
-            let last = [&first, &second].map(|source| {
-                let (target, source) = (piece(&target, 16, 70_000), piece(source, 8, 70_000));
-                reducer.reduce(Nanos(0), (data_type, op), target, source).unwrap()
-            })[1];
-            wait(reducer, last);
-            for source in [b, c] {
-                reduce(data_type, op, &mut a[16..70_016], &source[8..70_008]);
+    let (all, at, len) = (20_000, 16, 16_000);
+    for data_type in DataType::ALL {
+        for (nth, (computation, count)) in computations(data_type).into_iter().enumerate() {
+            let bytes: Vec<Vec<u8>> = (0..=count).map(|_| random(chance, all)).collect();
+            let memories: Vec<Memory> = bytes.iter().map(|bytes| filled(device, bytes)).collect();
+            // The first of them is the target, which is one of the sources too, or none.
+            let mut sources: Vec<(usize, usize)> = (1..=count).map(|source| (source, 8 * source)).collect();
+            if nth % 2 == 1 {
+                sources[nth % count] = (0, at);
             }
+            let pieces: Vec<Piece<'_>> =
+                sources.iter().map(|(memory, at)| piece(&memories[*memory], *at as u64, len)).collect();
+            let target = piece(&memories[0], at as u64, len);
+            let ticket = reducer.compute(Nanos(0), computation, target, &pieces);
+            let ticket = match ticket {
+                Err(GpuError::Unsupported { what, reason, .. }) => {
+                    println!("skipped: {what}: {reason}");
+                    continue;
+                }
+                ticket => ticket.unwrap(),
+            };
+            wait(reducer, ticket);
+            let spans: Vec<memory::Span<'_>> =
+                sources.iter().map(|(memory, at)| bytes[*memory][*at..*at + len].into()).collect();
+            let mut expected = bytes[0].clone();
+            let target = memory::SpanMut::from(&mut expected[at..at + len]);
+            match computation {
+                Computation::Reduce(reduction) => reduction.apply(&[target], &spans),
+                Computation::Scale { data_type, factor } => scale(data_type, target, spans[0], factor),
+            }
+            let got = bytes_of(&memories[0]);
             let size = data_type.size();
-            let got = bytes_of(&target);
-            for (n, (expected, got)) in a.chunks(size).zip(got.chunks(size)).enumerate() {
-                let chooses = matches!(op, ReduceOp::Min | ReduceOp::Max);
+            for (n, (expected, got)) in expected.chunks(size).zip(got.chunks(size)).enumerate() {
+                let chooses = matches!(computation, Computation::Reduce(of)
+                    if matches!(of.op, ReduceOp::Min | ReduceOp::Max) && of.divide_by.is_none());
                 let none = is_no_number(data_type, expected) && is_no_number(data_type, got);
                 assert!(
                     expected == got
                         || none && (!chooses || quiet(data_type, expected) == quiet(data_type, got)),
-                    "{op} of {data_type}, element {n}: {expected:x?} of the processor, {got:x?} of the device"
+                    "{computation:?} of {sources:?}, element {n}: {expected:x?} of the processor, {got:x?} of the device"
                 );
             }
         }
     }
+    copies_need_no_alignment(device, reducer);
     let memory = device.allocate(64).unwrap();
-    for data_type in DataType::ALL.into_iter().filter(|data_type| !supports(*data_type)) {
-        let (target, source) = (piece(&memory, 0, 16), piece(&memory, 16, 16));
-        let refused = reducer.reduce(Nanos(0), (data_type, ReduceOp::Sum), target, source).unwrap_err();
-        assert!(matches!(refused, GpuError::Unsupported { .. }), "{refused}");
-    }
-    let (target, source) = (piece(&memory, 0, 16), piece(&memory, 18, 16));
-    let refused = reducer.reduce(Nanos(0), (DataType::F32, ReduceOp::Sum), target, source);
+    let sum = Computation::Reduce(Reduction::new(DataType::F32, ReduceOp::Sum));
+    let first = piece(&memory, 0, 16);
+    let refused = reducer.compute(Nanos(0), sum, first, &[first; MAX_SOURCES + 1]).unwrap_err().to_string();
+    assert_eq!(refused, format!("{}: a reduction of 9 sources: a device takes 8 at once", device.name()));
+    let refused = reducer.compute(Nanos(0), sum, first, &[first, piece(&memory, 18, 16)]);
     assert_eq!(
         refused.unwrap_err().to_string(),
         format!(
@@ -143,11 +173,24 @@ pub(super) fn reductions_are_those_of_the_processor(device: &dyn Device, reducer
     );
 }
 
+fn copies_need_no_alignment(device: &dyn Device, reducer: &mut dyn Reducer) {
+    let copy = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
+    let memory = filled(device, b"copies need no alignment");
+    // Behind one another, to its own place, and of nothing.
+    let last = [(7, 0, 5), (15, 7, 5), (3, 3, 20), (24, 0, 0)].map(|(to, from, len)| {
+        let [to, from] = [to, from].map(|at| piece(&memory, at, len));
+        reducer.compute(Nanos(0), copy, to, &[from]).unwrap()
+    })[3];
+    wait(reducer, last);
+    assert_eq!(bytes_of(&memory), b"copies copieno copiement");
+}
+
 /// With the bit that tells a quiet NaN, in the types whose NaNs may be made quiet.
 fn quiet(data_type: DataType, bits: &[u8]) -> Vec<u8> {
     let bit: u16 = match data_type {
         DataType::F16 => 0x0200,
         DataType::Bf16 => 0x0040,
+        DataType::F8E5M2 => return vec![bits[0] | 0x02],
         _ => return bits.to_vec(),
     };
     (u16::from_ne_bytes(bits.try_into().unwrap()) | bit).to_ne_bytes().to_vec()
@@ -159,6 +202,8 @@ fn is_no_number(data_type: DataType, bits: &[u8]) -> bool {
         DataType::F64 => f64::from_ne_bytes(bits.try_into().unwrap()).is_nan(),
         DataType::F16 => half::f16::from_ne_bytes(bits.try_into().unwrap()).is_nan(),
         DataType::Bf16 => half::bf16::from_ne_bytes(bits.try_into().unwrap()).is_nan(),
+        DataType::F8E4M3 => bits[0] & 0x7f == 0x7f,
+        DataType::F8E5M2 => bits[0] & 0x7f > 0x7c,
         _ => false,
     }
 }

@@ -80,6 +80,12 @@ impl DataType {
         }
     }
 
+    /// Whether it is floating point.
+    pub const fn is_float(self) -> bool {
+        use DataType as T;
+        matches!(self, T::F32 | T::F64 | T::F16 | T::Bf16 | T::F8E4M3 | T::F8E5M2)
+    }
+
     /// What it is called here, then by nccl-tests.
     const fn names(self) -> &'static [&'static str] {
         match self {

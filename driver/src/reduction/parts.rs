@@ -25,6 +25,22 @@ pub enum Computation {
     },
 }
 
+impl Computation {
+    /// Of the elements.
+    pub fn data_type(self) -> DataType {
+        match self {
+            Computation::Reduce(Reduction { data_type, .. }) | Computation::Scale { data_type, .. } => {
+                data_type
+            }
+        }
+    }
+
+    /// Whether it only copies, of so many sources.
+    pub fn is_copy(self, sources: usize) -> bool {
+        matches!(self, Computation::Reduce(Reduction { divide_by: None, .. }) if sources == 1)
+    }
+}
+
 /// Some bytes of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "a memory, and where in it")]

@@ -87,6 +87,7 @@ functions! {
         fill: cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
         copy_to_device: cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);
         copy_to_host: cuMemcpyDtoHAsync_v2(*mut c_void, CUdeviceptr, usize, CUstream);
+        copy_inside: cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream);
         address_range: cuMemGetAddressRange_v2(*mut CUdeviceptr, *mut usize, CUdeviceptr);
         pointer_attribute: cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
         set_pointer_attribute: cuPointerSetAttribute(*const c_void, CUpointer_attribute, CUdeviceptr);

@@ -2,9 +2,13 @@
 #define FUNCTION static __device__
 #define GLOBAL
 #define INDEX ((U64)blockIdx.x * blockDim.x + threadIdx.x)
+#define U8 unsigned char
 #define U16 unsigned short
 #define U32 unsigned int
 #define U64 unsigned long long
+#define S8 signed char
+#define S16 short
+#define S32 int
 #define S64 long long
 #define FLOAT_OF __uint_as_float
 #define BITS_OF __float_as_uint

@@ -1,6 +1,6 @@
 //! Reductions by kernels.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -13,9 +13,10 @@ use super::context::{Current, Stream};
 use super::library::Functions;
 use super::under_way::UnderWay;
 use crate::Nanos;
-use crate::gpu::{DATA_TYPES, Failed, GpuError, MAX_PIECES, Reducer, Span, Ticket, Tickets, check_elements};
+use crate::gpu::kernels::Kernel;
+use crate::gpu::{Failed, GpuError, MAX_PIECES, MAX_SOURCES, Reducer, Span, Ticket, Tickets, check_sources};
 use crate::memory::Piece;
-use crate::reduction::{DataType, ReduceOp};
+use crate::reduction::Computation;
 
 /// The kernels.
 pub(super) const SOURCE: &CStr = match CStr::from_bytes_with_nul(
@@ -33,7 +34,7 @@ pub(super) struct KernelQueue {
     reductions: UnderWay,
     /// In order: each reduction is behind the one before.
     stream: Stream,
-    kernels: Vec<((DataType, ReduceOp), CUfunction)>,
+    kernels: Vec<(Kernel, CUfunction)>,
     cuda: Arc<Cuda>,
 }
 
@@ -43,85 +44,128 @@ unsafe impl Send for KernelQueue {}
 impl KernelQueue {
     pub(super) fn new(cuda: Arc<Cuda>) -> Result<KernelQueue, GpuError> {
         cuda.module()?;
-        let kernels = Vec::with_capacity(DATA_TYPES.len() * ReduceOp::ALL.len());
         Ok(KernelQueue {
             reductions: UnderWay::new(&cuda)?,
             stream: Stream::new(&cuda.context)?,
-            kernels,
+            kernels: Vec::new(),
             cuda,
         })
     }
 }
 
 impl Reducer for KernelQueue {
-    fn reduce(
+    fn compute(
         &mut self,
         _now: Nanos,
-        what: (DataType, ReduceOp),
+        computation: Computation,
         target: Piece<'_>,
-        source: Piece<'_>,
+        sources: &[Piece<'_>],
     ) -> Result<Ticket, GpuError> {
         let KernelQueue { reductions, stream, kernels, cuda } = self;
-        check_elements(&cuda.context.name, what.0, &target, &source)?;
+        check_sources(&cuda.context.name, computation, &target, sources)?;
         reductions.check_room()?;
-        let spans: ArrayVec<Span, MAX_PIECES> = [target, source].iter().map(Span::of).collect();
-        let size = what.0.size() as u64;
-        let [mut target, mut source] =
-            [&spans[0], &spans[1]].map(|span| span.block::<Buffer>(&**cuda).pointer());
-        // What is imported may begin anywhere, and a device is lost by one element that is read askew.
-        if let Some(pointer) = [target, source].into_iter().find(|pointer| !pointer.is_multiple_of(size)) {
-            return Err(GpuError::Unaligned {
-                device: cuda.context.name.clone(),
-                size: size as usize,
-                offset: pointer,
-            });
-        }
-        let [mut target_at, mut source_at] = [&spans[0], &spans[1]].map(|span| span.offset / size);
-        let mut count = spans[0].len as u64 / size;
-        let blocks =
-            u32::try_from(count.div_ceil(u64::from(BLOCK))).ok().filter(|blocks| *blocks <= i32::MAX as u32);
-        let blocks =
-            blocks.ok_or_else(|| cuda.refused("cuLaunchKernel", format!("{count} elements at once")))?;
+        let spans: ArrayVec<Span, MAX_PIECES> = [&target].into_iter().chain(sources).map(Span::of).collect();
         let current = cuda.context.enter()?;
-        let kernel = kernel(cuda, &current, kernels, what)?;
-        let mut arguments = [
-            (&raw mut target).cast(),
-            (&raw mut target_at).cast(),
-            (&raw mut source).cast(),
-            (&raw mut source_at).cast(),
-            (&raw mut count).cast(),
-        ];
-        let mut result = Ok(());
-        if blocks > 0 {
-            // SAFETY: the arguments are those of `reduce.c`, five numbers of 64 bits, which are copied during the call. All elements were seen to be
-            // in the pieces, which are kept until the kernel has ended.
-            result = current.call("cuLaunchKernel", |cuda| unsafe {
-                let (raw, no_more) = (stream.raw(), null_mut());
-                (cuda.launch)(kernel, blocks, 1, 1, BLOCK, 1, 1, 0, raw, arguments.as_mut_ptr(), no_more)
-            });
-        }
+        let result = match Kernel::of(computation, sources.len()) {
+            None => copy((cuda, &current), stream, &spans),
+            Some(kernel) => {
+                let launch = Launch::new(cuda, kernel, computation, &spans)?;
+                let function = function(cuda, &current, kernels, kernel)?;
+                launch.submit(&current, stream, function)
+            }
+        };
         reductions.submitted((&current, stream), false, result, spans)
     }
 }
 
+fn copy((cuda, current): (&Cuda, &Current<'_>), stream: &Stream, spans: &[Span]) -> Result<(), GpuError> {
+    let [to, from] = [&spans[0], &spans[1]].map(|span| span.block::<Buffer>(cuda).pointer() + span.offset);
+    let len = spans[0].len;
+    if len == 0 || to == from {
+        return Ok(());
+    }
+    // SAFETY: so many bytes at both, which are kept until the copy has ended.
+    current.call("cuMemcpyDtoDAsync", |cuda| unsafe { (cuda.copy_inside)(to, from, len, stream.raw()) })
+}
+
+/// What a kernel is given.
+struct Launch {
+    blocks: u32,
+    arguments: ArrayVec<u64, ARGUMENTS>,
+}
+
+/// A pointer and a number of the target and of each source, and numbers behind them.
+const ARGUMENTS: usize = 2 * (1 + MAX_SOURCES) + 3;
+
+impl Launch {
+    fn new(
+        cuda: &Cuda,
+        kernel: Kernel,
+        computation: Computation,
+        spans: &[Span],
+    ) -> Result<Launch, GpuError> {
+        let size = kernel.data_type.size() as u64;
+        let (count, last) = (spans[0].len as u64 / size, spans.len() - 1);
+        let mut arguments = ArrayVec::new();
+        // The kernel looks at no source beyond the last: it stands in the place of those.
+        for nth in 0..=kernel.sources() {
+            let span = &spans[nth.min(last)];
+            let pointer = span.block::<Buffer>(cuda).pointer();
+            // What is imported may begin anywhere, and a device is lost by one element that is read askew.
+            if !pointer.is_multiple_of(size) {
+                return Err(GpuError::Unaligned {
+                    device: cuda.context.name.clone(),
+                    size: size as usize,
+                    offset: pointer,
+                });
+            }
+            arguments.extend([pointer, span.offset / size]);
+        }
+        arguments.extend(kernel.numbers(computation, last, count).into_iter().flatten());
+        let blocks =
+            u32::try_from(count.div_ceil(u64::from(BLOCK))).ok().filter(|blocks| *blocks <= i32::MAX as u32);
+        let blocks =
+            blocks.ok_or_else(|| cuda.refused("cuLaunchKernel", format!("{count} elements at once")))?;
+        Ok(Launch { blocks, arguments })
+    }
+
+    fn submit(
+        mut self,
+        current: &Current<'_>,
+        stream: &Stream,
+        function: CUfunction,
+    ) -> Result<(), GpuError> {
+        if self.blocks == 0 {
+            return Ok(());
+        }
+        let mut arguments: ArrayVec<*mut c_void, ARGUMENTS> =
+            self.arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        // SAFETY: the arguments are those of `reduce.c`, numbers of 64 bits, which are copied during the call. All elements were seen to be
+        // in the pieces, which are kept until the kernel has ended.
+        current.call("cuLaunchKernel", |cuda| unsafe {
+            let (raw, no_more) = (stream.raw(), null_mut());
+            (cuda.launch)(function, self.blocks, 1, 1, BLOCK, 1, 1, 0, raw, arguments.as_mut_ptr(), no_more)
+        })
+    }
+}
+
 /// The kernel, as it is called in `reduce.c`.
-fn kernel(
+fn function(
     cuda: &Cuda,
     current: &Current<'_>,
-    kernels: &mut Vec<((DataType, ReduceOp), CUfunction)>,
-    what: (DataType, ReduceOp),
+    kernels: &mut Vec<(Kernel, CUfunction)>,
+    kernel: Kernel,
 ) -> Result<CUfunction, GpuError> {
-    if let Some((_, kernel)) = kernels.iter().find(|(other, _)| *other == what) {
-        return Ok(*kernel);
+    if let Some((_, function)) = kernels.iter().find(|(other, _)| *other == kernel) {
+        return Ok(*function);
     }
-    let name = CString::new(format!("{}_{}", what.1, what.0)).unwrap_or_default();
-    let module = cuda.module()?.raw();
-    let mut kernel = null_mut();
+    let (name, module) = (kernel.name(), cuda.module()?.raw());
+    let mut function = null_mut();
     // SAFETY: a module, a text that ends with a zero, and where the kernel is to be.
-    let find = |cuda: &Functions| unsafe { (cuda.kernel)(&mut kernel, module, name.as_ptr()) };
+    let find = |cuda: &Functions| unsafe { (cuda.kernel)(&mut function, module, name.as_ptr()) };
     current.call("cuModuleGetFunction", find)?;
-    kernels.push((what, kernel));
-    Ok(kernel)
+    kernels.push((kernel, function));
+    Ok(function)
 }
 
 impl Tickets for KernelQueue {

@@ -5,10 +5,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use super::*;
-use crate::gpu::DATA_TYPES;
 use crate::gpu::strict::Strict;
 use crate::gpu::tests::{self, bytes_of, piece, random, wait};
-use crate::reduction::{DataType, ReduceOp};
+use crate::reduction::{Computation, DataType, ReduceOp, Reduction};
 use crate::{MemoryKind, Nanos};
 
 /// CI's machines have no GPU of NVIDIA, so that it is no failure there either.
@@ -57,9 +56,13 @@ fn the_kernels_are_compiled_by_nvrtc() {
         }
     };
     assert!(code.starts_with("\x7fELF") && ptx.ends_with('\0'));
-    for (data_type, op) in DATA_TYPES.iter().flat_map(|data_type| ReduceOp::ALL.map(|op| (data_type, op))) {
-        assert!(ptx.contains(&format!(".entry {op}_{data_type}(")), "no {op}_{data_type} in {ptx}");
-        assert!(code.contains(&format!(".text.{op}_{data_type}\0")), "no {op}_{data_type}");
+    for data_type in DataType::ALL {
+        let of_two = ReduceOp::ALL.map(|op| format!("{op}_{data_type}"));
+        let of_many = ReduceOp::ALL.map(|op| format!("{op}_{data_type}_of_many"));
+        for kernel in of_two.into_iter().chain(of_many).chain([format!("scaled_{data_type}")]) {
+            assert!(ptx.contains(&format!(".entry {kernel}(")), "no {kernel} in {ptx}");
+            assert!(code.contains(&format!(".text.{kernel}\0")), "no {kernel}");
+        }
     }
     // Neither fused nor flushed.
     assert!(!ptx.contains("fma.") && !ptx.contains(".ftz"), "{ptx}");
@@ -169,14 +172,15 @@ fn reductions_are_those_of_the_processor() {
     };
     tests::reductions_are_those_of_the_processor(&*device, &mut *reducer);
     let memory = Arc::new(device.allocate(64).unwrap());
-    let f32_sum = (DataType::F32, ReduceOp::Sum);
+    let sum = Computation::Reduce(Reduction::new(DataType::F32, ReduceOp::Sum));
     // Memory that begins askew.
     let askew = Cuda::pointer(piece(&memory, 2, 1)).unwrap();
     // SAFETY: bytes of the memory, which is kept.
     let imported = unsafe { device.import(askew, 16, Arc::clone(&memory) as _) }.unwrap();
-    let refused = reducer.reduce(Nanos(0), f32_sum, piece(&memory, 0, 16), piece(&imported, 0, 16));
+    let target = piece(&memory, 0, 16);
+    let refused = reducer.compute(Nanos(0), sum, target, &[target, piece(&imported, 0, 16)]);
     assert!(matches!(refused, Err(GpuError::Unaligned { size: 4, offset, .. }) if offset == askew));
-    let ticket = reducer.reduce(Nanos(0), f32_sum, piece(&memory, 0, 0), piece(&memory, 0, 0)).unwrap();
+    let ticket = reducer.compute(Nanos(0), sum, piece(&memory, 0, 0), &[piece(&memory, 0, 0); 2]).unwrap();
     wait(&mut *reducer, ticket);
 }
 

@@ -1,12 +1,12 @@
 //! Reductions by kernels.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::ptr::null;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use cl3::command_queue::enqueue_nd_range_kernel;
+use cl3::command_queue::{enqueue_copy_buffer, enqueue_nd_range_kernel};
 use cl3::kernel::{create_kernel, set_kernel_arg};
 
 use super::OpenCl;
@@ -14,9 +14,10 @@ use super::buffer::Buffer;
 use super::object::{Kind, Object};
 use super::queue::{UnderWay, done, end};
 use crate::Nanos;
-use crate::gpu::{DATA_TYPES, Failed, GpuError, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_elements};
+use crate::gpu::kernels::Kernel;
+use crate::gpu::{Failed, GpuError, MAX_PIECES, QUEUE_DEPTH, Reducer, Span, Ticket, Tickets, check_sources};
 use crate::memory::Piece;
-use crate::reduction::{DataType, ReduceOp};
+use crate::reduction::Computation;
 
 /// Items that may be computed with together.
 const GROUP: usize = 256;
@@ -25,7 +26,7 @@ pub(super) struct KernelQueue {
     opencl: Arc<OpenCl>,
     /// In order: each reduction is behind the one before.
     commands: Object,
-    kernels: Vec<((DataType, ReduceOp), Object)>,
+    kernels: Vec<(Kernel, Object)>,
     reductions: VecDeque<UnderWay>,
     last: Ticket,
 }
@@ -34,70 +35,111 @@ impl KernelQueue {
     pub(super) fn new(opencl: Arc<OpenCl>) -> Result<KernelQueue, GpuError> {
         opencl.program()?;
         let commands = opencl.commands_in_order()?;
-        let kernels = Vec::with_capacity(DATA_TYPES.len() * ReduceOp::ALL.len());
         let reductions = VecDeque::with_capacity(QUEUE_DEPTH);
-        Ok(KernelQueue { opencl, commands, kernels, reductions, last: Ticket::NONE })
+        Ok(KernelQueue { opencl, commands, kernels: Vec::new(), reductions, last: Ticket::NONE })
     }
 
     /// The kernel, as it is called in `reduce.c`.
-    fn kernel(&mut self, what: (DataType, ReduceOp)) -> Result<*mut c_void, GpuError> {
-        if let Some((_, kernel)) = self.kernels.iter().find(|(other, _)| *other == what) {
-            return Ok(kernel.raw());
+    fn kernel(&mut self, kernel: Kernel, computation: Computation) -> Result<*mut c_void, GpuError> {
+        self.opencl.computes(computation)?;
+        if let Some((_, raw)) = self.kernels.iter().find(|(other, _)| *other == kernel) {
+            return Ok(raw.raw());
         }
-        let (data_type, op) = what;
-        self.opencl.computes_with(data_type)?;
-        let name = CString::new(format!("{op}_{data_type}")).unwrap_or_default();
-        let kernel = create_kernel(self.opencl.program()?.raw(), &name);
-        let kernel = kernel.map_err(self.opencl.failed("clCreateKernel"))?;
+        let raw = create_kernel(self.opencl.program()?.raw(), &kernel.name());
+        let raw = raw.map_err(self.opencl.failed("clCreateKernel"))?;
         // SAFETY: it was just created, and nobody else has it.
-        self.kernels.push((what, unsafe { Object::owned(Kind::Kernel, kernel) }));
-        Ok(kernel)
+        self.kernels.push((kernel, unsafe { Object::owned(Kind::Kernel, raw) }));
+        Ok(raw)
+    }
+
+    /// Gives a kernel its arguments: the target and the sources, and how many elements there are.
+    fn set_arguments(
+        &self,
+        (kernel, raw): (Kernel, *mut c_void),
+        computation: Computation,
+        spans: &[Span],
+    ) -> Result<u64, GpuError> {
+        let failed = self.opencl.failed("clSetKernelArg");
+        let size = kernel.data_type.size() as u64;
+        let count = spans[0].len as u64 / size;
+        // The kernel looks at no source beyond the last: it stands in the place of those.
+        let last = spans.len() - 1;
+        let mut index = 0;
+        for nth in 0..=kernel.sources() {
+            let span = &spans[nth.min(last)];
+            let buffer = span.block::<Buffer>(&*self.opencl).object().raw();
+            // SAFETY: the kernel's arguments are, for the target and for each source, a buffer and the number of its first element, as
+            // `reduce.c` has them.
+            unsafe {
+                argument(raw, index, &buffer).map_err(&failed)?;
+                argument(raw, index + 1, &(span.offset / size)).map_err(&failed)?;
+            }
+            index += 2;
+        }
+        for number in kernel.numbers(computation, last, count).iter().flatten() {
+            // SAFETY: the others are numbers of 64 bits.
+            unsafe { argument(raw, index, number) }.map_err(&failed)?;
+            index += 1;
+        }
+        Ok(count)
+    }
+
+    /// Submits a computation, if there is anything to do: the call, and its event.
+    fn submit(&mut self, computation: Computation, spans: &[Span]) -> Result<Option<Submitted>, GpuError> {
+        let Some(kernel) = Kernel::of(computation, spans.len() - 1) else { return Ok(self.copy(spans)) };
+        let raw = self.kernel(kernel, computation)?;
+        let count = self.set_arguments((kernel, raw), computation, spans)?;
+        // Of a multiple, groups of items can be large. Those beyond the count do nothing.
+        let items = (count as usize).next_multiple_of(GROUP);
+        Ok((count > 0).then(|| {
+            // SAFETY: the kernel looks at elements below the count alone, all of which were seen to be in the pieces.
+            let event = unsafe {
+                enqueue_nd_range_kernel(self.commands.raw(), raw, 1, null(), &items, null(), 0, null())
+            };
+            ("clEnqueueNDRangeKernel", event)
+        }))
+    }
+
+    fn copy(&self, spans: &[Span]) -> Option<Submitted> {
+        let [target, source] = [&spans[0], &spans[1]];
+        let [to, from] = [target, source].map(|span| span.block::<Buffer>(&*self.opencl).object().raw());
+        if target.len == 0 || (to, target.offset) == (from, source.offset) {
+            return None;
+        }
+        let (to_at, from_at) = (target.offset as usize, source.offset as usize);
+        // SAFETY: OpenCL checks the ranges in the buffers, which are kept until the copy has ended.
+        let event = unsafe {
+            enqueue_copy_buffer(self.commands.raw(), from, to, from_at, to_at, target.len, 0, null())
+        };
+        Some(("clEnqueueCopyBuffer", event))
     }
 }
 
+/// A call, and the event that it has returned.
+type Submitted = (&'static str, Result<*mut c_void, i32>);
+
 impl Reducer for KernelQueue {
-    fn reduce(
+    fn compute(
         &mut self,
         _now: Nanos,
-        what: (DataType, ReduceOp),
+        computation: Computation,
         target: Piece<'_>,
-        source: Piece<'_>,
+        sources: &[Piece<'_>],
     ) -> Result<Ticket, GpuError> {
-        check_elements(&self.opencl.name, what.0, &target, &source)?;
+        check_sources(&self.opencl.name, computation, &target, sources)?;
         if self.reductions.len() == QUEUE_DEPTH {
             return Err(GpuError::Full { copies: QUEUE_DEPTH });
         }
-        let kernel = self.kernel(what)?;
-        let size = what.0.size() as u64;
-        let count = target.len() as u64 / size;
-        let spans: ArrayVec<Span, _> = [target, source].iter().map(Span::of).collect();
-        let ticket = self.last.next();
-        for (index, span) in spans.iter().enumerate() {
-            let buffer = span.block::<Buffer>(&*self.opencl).object().raw();
-            let at = span.offset / size;
-            let failed = self.opencl.failed("clSetKernelArg");
-            // SAFETY: the kernel's arguments are, twice, a buffer and the number of its first element, as `reduce.c` has them.
-            unsafe {
-                argument(kernel, 2 * index as u32, &buffer).map_err(&failed)?;
-                argument(kernel, 2 * index as u32 + 1, &at).map_err(&failed)?;
-            }
+        let spans: ArrayVec<Span, MAX_PIECES> = [&target].into_iter().chain(sources).map(Span::of).collect();
+        let submitted = self.submit(computation, &spans)?;
+        self.last = self.last.next();
+        let mut under_way = UnderWay::new(self.last, spans);
+        if let Some((call, event)) = submitted {
+            under_way.submitted(call, event);
         }
-        // SAFETY: the last argument is the count.
-        unsafe { argument(kernel, 4, &count) }.map_err(self.opencl.failed("clSetKernelArg"))?;
-        let mut reduction = UnderWay::new(ticket, spans);
-        if count > 0 {
-            // Of a multiple, groups of items can be large. Those beyond the count do nothing.
-            let items = (count as usize).next_multiple_of(GROUP);
-            // SAFETY: the kernel looks at elements below the count alone, all of which were seen to be in the pieces.
-            let event = unsafe {
-                enqueue_nd_range_kernel(self.commands.raw(), kernel, 1, null(), &items, null(), 0, null())
-            };
-            reduction.submitted("clEnqueueNDRangeKernel", event);
-        }
-        reduction.flush(&self.commands);
-        self.last = ticket;
-        self.reductions.push_back(reduction);
-        Ok(ticket)
+        under_way.flush(&self.commands);
+        self.reductions.push_back(under_way);
+        Ok(self.last)
     }
 }
 

@@ -1,7 +1,8 @@
 use super::*;
 use crate::MemoryKind;
+use crate::gpu;
 use crate::gpu::tests::{bytes_of, filled, piece};
-use crate::gpu::{self, DATA_TYPES};
+use crate::reduction::{Computation, DataType, ReduceOp, Reduction};
 
 const LATER: Nanos = Nanos(1_000_000_000);
 
@@ -120,57 +121,49 @@ fn copies_fail_one_by_one_and_all_of_a_lost_device() {
     assert!(device.allocate(1).is_err() && device.queue(&staging).is_err());
 }
 
-/// As the processor has it, for each type and operation, whatever is in the memory.
 #[test]
 fn reductions_are_those_of_the_processor() {
+    let device = Strict::default().open().unwrap();
+    gpu::tests::reductions_are_those_of_the_processor(&*device, &mut *device.reducer().unwrap());
+}
+
+/// Each is behind the one before, however late that is, and is not there before it was told to have ended.
+#[test]
+fn reductions_end_late_and_in_their_order() {
     let device = Strict::default().latest(Duration::from_millis(1)).open().unwrap();
-    let mut chance = ChaCha8Rng::seed_from_u64(1);
-    let mut draw = || {
-        let mut bytes = [0; 1024];
-        chance.fill_bytes(&mut bytes);
-        bytes
-    };
+    let (target, source) = (filled(&*device, &[1]), filled(&*device, &[2]));
     let mut reducer = device.reducer().unwrap();
-    for data_type in DATA_TYPES {
-        for op in ReduceOp::ALL {
-            let (mut a, b, c) = (draw(), draw(), draw());
-            let [target, first, second] = [&a, &b, &c].map(|bytes| filled(&*device, bytes));
-            let pieces = |source| (target.piece(8, 1000).unwrap(), Memory::piece(source, 24, 1000).unwrap());
-            let last = [&first, &second].map(|source| {
-                let (target, source) = pieces(source);
-                reducer.reduce(LATER, (data_type, op), target, source).unwrap()
-            })[1];
-            while reducer.done(reducer.next_deadline(LATER).unwrap()).unwrap() < last {}
-            for source in [b, c] {
-                reduce(data_type, op, &mut a[8..1008], &source[24..]);
-            }
-            assert_eq!(bytes_of(&target), a, "{op} of {data_type}");
-        }
-    }
-    let memory = device.allocate(64).unwrap();
-    let piece = |offset, len| memory.piece(offset, len).unwrap();
-    let mut refused = |target, source| {
-        reducer.reduce(LATER, (DataType::F64, ReduceOp::Sum), target, source).unwrap_err().to_string()
-    };
-    assert_eq!(
-        refused(piece(0, 16), piece(20, 16)),
-        "strict:0: elements of 8 bytes begin at byte 20 of its memory: a multiple of 8 is needed"
-    );
-    for data_type in DataType::ALL.into_iter().filter(|data_type| !gpu::supports(*data_type)) {
-        let refusal = reducer.reduce(LATER, (data_type, ReduceOp::Sum), piece(0, 16), piece(16, 16));
-        assert_eq!(
-            refusal.unwrap_err().to_string(),
-            format!(
-                "strict:0: reductions of {data_type}: devices compute with f32, i32, f64, i64, f16, bf16; \
-                 reduce a copy of others on the host"
-            )
-        );
-    }
+    let [sum, product] = [ReduceOp::Sum, ReduceOp::Product].map(|op| {
+        let pieces = [&target, &source].map(|memory| memory.piece(0, 1).unwrap());
+        let computation = Computation::Reduce(Reduction::new(DataType::U8, op));
+        reducer.compute(LATER, computation, pieces[0], &pieces).unwrap()
+    });
+    assert!(reducer.done(LATER).unwrap() < sum && bytes_of(&target) == [1]);
+    while reducer.done(reducer.next_deadline(LATER).unwrap()).unwrap() < product {}
+    assert_eq!(bytes_of(&target), [6]);
     device.lose();
-    let mut refused = |target, source| {
-        reducer.reduce(LATER, (DataType::F64, ReduceOp::Sum), target, source).unwrap_err().to_string()
-    };
-    assert!(refused(piece(0, 16), piece(24, 16)).contains("the device is lost"));
+    let piece = target.piece(0, 1).unwrap();
+    let computation = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
+    let refused = reducer.compute(LATER, computation, piece, &[piece, piece]).unwrap_err().to_string();
+    assert!(refused.contains("the device is lost"), "{refused}");
+}
+
+/// A copy takes as long as its bytes, behind those before it of its direction; so does a reduction.
+#[test]
+fn copies_and_reductions_have_a_speed() {
+    let device = Strict::default().speed(1_000_000_000, 500_000_000).open().unwrap();
+    let (memory, staging) = (device.allocate(4000).unwrap(), Staging::new(4000).unwrap());
+    let (mut queue, mut reducer) = (device.queue(&staging).unwrap(), device.reducer().unwrap());
+    let piece = [memory.piece(0, 1000).unwrap()];
+    for at in [0, 1000] {
+        queue.gather(Nanos(0), &piece, at).unwrap();
+    }
+    queue.scatter(Nanos(0), 2000, &piece, Ticket::NONE).unwrap();
+    let computation = Computation::Reduce(Reduction::new(DataType::U8, ReduceOp::Sum));
+    reducer.compute(Nanos(5), computation, piece[0], &piece).unwrap();
+    let watermarks = [999, 1000, 1999, 2000].map(|now| queue.done(Nanos(now)).unwrap().0);
+    assert_eq!(watermarks, [0, 1, 1, 3]);
+    assert_eq!(reducer.next_deadline(Nanos(0)), Some(Nanos(2005)));
 }
 
 /// Where the kernel has /dev/udmabuf, the pages are the same; elsewhere the refusal says so.
