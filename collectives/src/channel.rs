@@ -474,7 +474,9 @@ impl Channel {
     /// The oldest message that is not taken, nor begun to be.
     pub(crate) fn arrival(&self) -> Option<&Arrival> {
         match self.arrivals.front() {
-            Some(message) if message.is_begun => self.next_index().and_then(|index| self.arrivals[index].arrival.as_ref()),
+            Some(message) if message.is_begun => {
+                self.next_index().and_then(|index| self.arrivals[index].arrival.as_ref())
+            }
             front => front.and_then(|message| message.arrival.as_ref()),
         }
     }

@@ -30,8 +30,13 @@ struct DeviceReducer {
     device: Arc<dyn Device>,
     /// Made when it is first needed.
     reducer: Option<Box<dyn Reducer>>,
+    /// The last that has begun, by all reducers so far, and how many had those before this one.
+    begun: Ticket,
+    before: Ticket,
     /// Everything up to it has ended.
     ended: Ticket,
+    /// What of that has failed, and nobody has asked for so far.
+    failed: Vec<(Ticket, GpuError)>,
     /// The regions of its memory.
     regions: HashSet<Mr>,
 }
@@ -58,7 +63,10 @@ impl Computer {
         let device = device.map(|device| DeviceReducer {
             device,
             reducer: None,
+            begun: Ticket::NONE,
+            before: Ticket::NONE,
             ended: Ticket::NONE,
+            failed: Vec::new(),
             regions: HashSet::new(),
         });
         Computer { blocks: Vec::new(), device }
@@ -94,7 +102,10 @@ impl Computer {
 
     /// Ends what the device has begun and nobody asks for any more.
     pub(crate) fn stop(&mut self) {
-        self.device.iter_mut().for_each(|own| (own.reducer, own.ended) = (None, Ticket::NONE));
+        self.device.iter_mut().for_each(|own| {
+            (own.reducer, own.before, own.ended) = (None, own.begun, own.begun);
+            own.failed.clear();
+        });
     }
 
     /// Begins a computation by the device, if it can do it: of its own memory alone.
@@ -116,29 +127,45 @@ impl Computer {
             none => none.insert(own.device.reducer()?),
         };
         let piece = |sge: &Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
-        let sources: ArrayVec<Piece<'_>, MAX_SOURCES> = sources.iter().map(piece).collect::<Result<_, _>>()?;
+        let sources: ArrayVec<Piece<'_>, MAX_SOURCES> =
+            sources.iter().map(piece).collect::<Result<_, _>>()?;
         match reducer.compute(now, computation, piece(&target)?, &sources) {
-            Ok(ticket) => Ok(ByDevice::Begun(ticket)),
+            Ok(ticket) => {
+                own.begun = Ticket(own.before.0 + ticket.0);
+                Ok(ByDevice::Begun(own.begun))
+            }
             Err(GpuError::Full { .. }) => Ok(ByDevice::Later),
             Err(GpuError::Unaligned { .. } | GpuError::Unsupported { .. }) => Ok(ByDevice::No),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// When the device is to be asked again what has ended, if it has begun anything: `now` where it does not tell.
-    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
-        self.device.as_ref()?.reducer.as_ref()?.next_deadline(now)
+    /// When the device is to be asked again what has ended: at once where it does not tell, never if nothing is under way.
+    pub(crate) fn next_deadline(&self, now: Nanos) -> Nanos {
+        let reducer = self.device.as_ref().and_then(|own| own.reducer.as_ref());
+        match reducer.and_then(|reducer| reducer.next_deadline(now)) {
+            None => Nanos::NEVER,
+            Some(due) if due <= now => Nanos::ZERO,
+            Some(due) => due,
+        }
     }
 
     /// Whether a computation by the device has ended.
     pub(crate) fn has_ended(&mut self, now: Nanos, ticket: Ticket) -> Result<bool, Error> {
-        let Some(DeviceReducer { reducer: Some(reducer), ended, .. }) = &mut self.device else {
-            return Ok(true);
-        };
-        if *ended < ticket {
-            *ended = reducer.done(now).map_err(|failed| Error::Gpu(failed.source))?;
+        let Some(own) = &mut self.device else { return Ok(true) };
+        if own.ended < ticket
+            && let Some(reducer) = &mut own.reducer
+        {
+            let ended = reducer.done(now).unwrap_or_else(|failed| {
+                own.failed.push((Ticket(own.before.0 + failed.ticket.0), failed.source));
+                failed.ticket
+            });
+            own.ended = Ticket(own.before.0 + ended.0);
         }
-        Ok(ticket <= *ended)
+        match own.failed.iter().position(|(failed, _)| *failed == ticket) {
+            Some(index) => Err(own.failed.swap_remove(index).1.into()),
+            None => Ok(ticket <= own.ended),
+        }
     }
 
     /// Copies bytes.
@@ -171,6 +198,23 @@ impl Computer {
             self.copy(context, to, from)?;
         }
         Ok(())
+    }
+
+    /// What a device does not compute.
+    pub(crate) fn compute(
+        &mut self,
+        context: &mut Context,
+        computation: Computation,
+        target: Sge,
+        sources: &[Sge],
+    ) -> Result<(), Error> {
+        match (computation, sources) {
+            (Computation::Scale { data_type, factor }, [source, ..]) => {
+                self.scale(context, data_type, target, *source, factor)
+            }
+            (Computation::Reduce(reduction), _) => self.reduce(context, reduction, target, sources),
+            _ => Ok(()),
+        }
     }
 
     /// Multiplies elements by a factor.

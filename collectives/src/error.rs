@@ -178,6 +178,14 @@ pub enum Cause {
         /// What it did.
         problem: String,
     },
+    /// A rank's GPU has failed: to copy its memory, or to compute.
+    #[error("the device of rank {rank} has failed: {problem}")]
+    Device {
+        /// Whose.
+        rank: u32,
+        /// At what.
+        problem: String,
+    },
     /// This rank can't go on.
     #[error("{problem}")]
     Local {

@@ -267,11 +267,6 @@ impl Execution {
         [self.places.input, self.places.output].into_iter().flatten().any(|(of, _)| of == mr)
     }
 
-    /// Whether a device is about a step, which tells nobody when it is done.
-    pub(crate) fn is_running(&self) -> bool {
-        !self.running.is_empty()
-    }
-
     /// Whether all is done.
     pub(crate) fn is_done(&self) -> bool {
         self.left == 0

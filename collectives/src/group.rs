@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use ferroce::driver::reduction::DataType;
 use ferroce::driver::segment::Ticket;
-use ferroce::{Context, Cq, Event, Idle, Mr, Nanos, PathMtu, Poller, Qpn, WcStatus};
+use ferroce::{Context, Counter, Cq, Event, Idle, Mr, Nanos, PathMtu, Poller, Qpn, WcStatus};
 use tracing::{debug, info, warn};
 
 use crate::Error;
@@ -150,6 +150,10 @@ pub(crate) struct Group {
     idle_since: Nanos,
     /// Something has happened since operations were looked at.
     is_dirty: bool,
+    /// When the device is to be asked what it has ended.
+    device_due: Nanos,
+    /// Copies of devices that had failed before.
+    device_errors: u64,
     next_look: Nanos,
 }
 
@@ -170,7 +174,13 @@ impl Group {
         options: &Options,
     ) -> Result<Group, Error> {
         let size = cards.len() as u32;
-        let limits = limits(options, size);
+        let is_on_device = cards.iter().any(|card| card.device.get() != 0);
+        let mut limits = limits(options, size);
+        if is_on_device {
+            // A device's memory is not copied by the processor: the port has the device copy it, and it arrives in memory of the
+            // device, however short it is.
+            limits.eager = 0;
+        }
         let hosts = Hosts::new(&cards.iter().map(|card| card.host).collect::<Vec<_>>());
         if let (Some(Algorithm::Hierarchical), Some(problem)) = (options.algorithm, hosts.problem())
             && size > 1
@@ -193,7 +203,7 @@ impl Group {
             id: cards[0].nonce.get(),
             rank,
             options: *options,
-            is_on_device: cards.iter().any(|card| card.device.get() != 0),
+            is_on_device,
             log: process.recorder.log(cards[0].nonce.get(), (rank, size)),
             cards,
             ways,
@@ -224,6 +234,8 @@ impl Group {
             telling: None,
             idle_since: process.now,
             is_dirty: false,
+            device_due: Nanos::NEVER,
+            device_errors: failure::device_errors(process.ports),
             next_look: Nanos::ZERO,
         })
     }
@@ -272,8 +284,8 @@ impl Group {
         let mut moved = false;
         if self.failed.is_none() {
             let mapped = self.advance_mapped(process);
-            let scheduled =
-                if std::mem::take(&mut self.is_dirty) { self.advance(process) } else { Ok(false) };
+            let is_due = std::mem::take(&mut self.is_dirty) || process.now >= self.device_due;
+            let scheduled = if is_due { self.advance(process) } else { Ok(false) };
             let both = mapped.and_then(|mapped| scheduled.map(|scheduled| mapped || scheduled));
             moved = self.moved(both);
             let elsewhere = self.executions.iter_mut().flatten().filter(|execution| !execution.has_steps());
@@ -293,6 +305,9 @@ impl Group {
         let cause = match moved {
             Ok(moved) => return moved,
             Err(Trouble::Cause(cause)) => cause,
+            Err(Trouble::Error(Error::Gpu(error))) => {
+                Cause::Device { rank: self.rank, problem: error.to_string() }
+            }
             Err(Trouble::Error(error)) => Cause::Local { problem: error.to_string() },
         };
         self.fail(cause);
@@ -366,7 +381,7 @@ impl Group {
                         &format!("its queue pair failed with {status:?}"),
                     )?;
                 } else {
-                    let cause = self.why(peer, status);
+                    let cause = self.why(process.ports, peer, status);
                     self.fail(cause);
                 }
             }
@@ -406,13 +421,13 @@ impl Group {
         for slot in &mut self.executions {
             let Some(execution) = slot else { continue };
             moved |= execution.advance(&mut tools)?;
-            self.is_dirty |= execution.is_running();
             if tools.budget == 0 {
                 // The rest behind the packets that have come.
                 self.is_dirty = true;
                 break;
             }
         }
+        self.device_due = process.computer.next_deadline(process.now);
         for peer in &self.linked {
             if let Some(channel) = &mut self.peers[*peer as usize].channel {
                 moved |= channel.return_credits(process.ports, process.now)?;
@@ -443,7 +458,7 @@ impl Group {
                 if execution.has_steps() {
                     self.log.ended(execution.record, now, execution.late(self.chance(execution.bytes)));
                 }
-                for peer in execution.owes_acks(self.options.eager_bytes as usize) {
+                for peer in execution.owes_acks(self.limits.eager as usize) {
                     if let Some(channel) = &mut self.peers[peer as usize].channel {
                         channel.acknowledge(ports)?;
                     }

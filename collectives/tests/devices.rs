@@ -3,22 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
 mod group;
+mod product;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ferroce::driver::gpu::strict::Strict;
-use ferroce::driver::gpu::{DATA_TYPES, Device};
+use ferroce::driver::gpu::Device;
+use ferroce::driver::gpu::strict::{Strict, StrictDevice, Submission};
 use ferroce::driver::reduction::reduce;
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Memory, RnicPort};
 use ferroce_collectives::{
-    Algorithm, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
+    Algorithm, Buffer, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
 };
 use ferroce_driver_test_support::gpu;
 use ferroce_driver_test_support::rnic_stub::Stub;
-use group::{LIMIT, check_sums, element, fill, options, run, run_on, run_with_gpus, sum};
+use group::{LIMIT, check_sums, element, fill, join_again, options, run, run_on, run_with_gpus, sum};
+use product::{check_all, room, small};
 
 /// The libibverbs of the tests in the place of a card, which refuses slices.
 #[test]
@@ -50,7 +52,8 @@ fn strict(rank: u32) -> Option<Arc<dyn Device>> {
 #[test]
 fn fallbacks_are_among_the_metrics() {
     run_with_gpus(2, options(), LIMIT, strict, |mut ranks, all| {
-        let buffer = ranks.allocate(800).unwrap();
+        // What comes is in the device's memory, and this is not.
+        let buffer = ranks.register(Memory::zeroed(800).unwrap()).unwrap();
         let average = Operation::all_reduce(buffer, buffer, 100, DataType::F32, Reduction::Average);
         ranks.run(all, &average).unwrap();
         let metrics = ranks.context().metrics().to_string();
@@ -105,7 +108,7 @@ fn each_type_and_operation_in_the_order_of_the_ring() {
         let (rank, size) = (all.rank() as usize, all.size() as usize);
         let count = 9_001;
         for (number, (data_type, op)) in
-            DATA_TYPES.iter().flat_map(|of| ReduceOp::ALL.map(|op| (*of, op))).enumerate()
+            DataType::ALL.iter().flat_map(|of| ReduceOp::ALL.map(|op| (*of, op))).enumerate()
         {
             let width = data_type.size();
             let own = |rank: usize| -> Vec<u8> {
@@ -138,16 +141,20 @@ fn each_type_and_operation_in_the_order_of_the_ring() {
     }
 }
 
-/// A number of one of [`DATA_TYPES`], which rounding may change.
+/// A number of a type, which rounding may change.
 fn encode(data_type: DataType, value: i32) -> Vec<u8> {
     match data_type {
         DataType::F32 => (value as f32 * 1.1).to_ne_bytes().to_vec(),
         DataType::F64 => (f64::from(value) * 1.1).to_ne_bytes().to_vec(),
-        DataType::I32 => (value * 5).to_ne_bytes().to_vec(),
-        DataType::I64 => (i64::from(value) << 40).to_ne_bytes().to_vec(),
+        DataType::I32 | DataType::U32 => (value * 5).to_ne_bytes().to_vec(),
+        DataType::I64 | DataType::U64 => (i64::from(value) << 40).to_ne_bytes().to_vec(),
+        DataType::I16 | DataType::U16 => (value as i16).to_ne_bytes().to_vec(),
+        DataType::I8 | DataType::U8 => vec![value as u8],
         // Between 1 and 2, with all bits of their fractions.
         DataType::F16 => (0x3c00 | value as u16 & 0x3ff).to_ne_bytes().to_vec(),
-        _ => (0x3f80 | value as u16 & 0x7f).to_ne_bytes().to_vec(),
+        DataType::Bf16 => (0x3f80 | value as u16 & 0x7f).to_ne_bytes().to_vec(),
+        DataType::F8E4M3 => vec![0x38 | value as u8 & 0x07],
+        _ => vec![0x3c | value as u8 & 0x03],
     }
 }
 
@@ -176,12 +183,123 @@ fn a_device_reduces_its_own_memory() {
     let device = Strict::default().open().unwrap();
     let own: Arc<dyn Device> = device.clone();
     let open = move |rank| (rank == 0).then(|| own.clone());
-    run_with_gpus(2, options(), LIMIT, open, |mut ranks, all| {
+    run_with_gpus(2, options(), LIMIT, open, move |mut ranks, all| {
         let buffer = ranks.allocate(4 * 100_000).unwrap();
+        let before = device.reductions();
         let operation = Operation::all_reduce(buffer, buffer, 100_000, DataType::F32, ReduceOp::Sum);
         ranks.run(all, &operation).unwrap();
+        // Half of 400,000 bytes in chunks of 16 KiB.
+        assert!(all.rank() != 0 || device.reductions() - before == 13);
         ranks.finish().unwrap();
     });
-    // Half of 400,000 bytes in chunks of 16 KiB.
-    assert_eq!(device.reductions(), 13);
+}
+
+/// Every operation on memory of devices that are late, in place and not, short and long, by every algorithm; nothing of it goes by way
+/// of the host. Every fourth rank has none.
+#[test]
+fn every_operation_on_memory_of_devices() {
+    for size in [1, 2, 3, 4] {
+        run_with_gpus(size, small(), LIMIT, strict, every_operation);
+    }
+}
+
+#[test]
+fn every_operation_on_memory_of_a_gpu() {
+    if gpu::first().is_none() {
+        return;
+    }
+    run_with_gpus(2, small(), LIMIT, found, every_operation);
+    // The host's memory at every other rank.
+    run_with_gpus(3, small(), LIMIT, |rank| if rank % 2 == 1 { gpu::first() } else { None }, every_operation);
+}
+
+fn every_operation(mut ranks: Collectives, all: Communicator) {
+    let buffer = ranks.allocate(room()).unwrap();
+    check_all(&mut ranks, all, buffer, None, 0);
+    let host = u128::from(all.rank() / 2) + 1;
+    for (nth, algorithm) in Algorithm::ALL.into_iter().enumerate() {
+        let is_hierarchical = algorithm == Algorithm::Hierarchical;
+        if algorithm == Algorithm::Mapped || is_hierarchical && ![1, 4].contains(&all.size()) {
+            continue;
+        }
+        let by_it = join_again(&mut ranks, all, &small().host(host).algorithm(algorithm), false).unwrap();
+        check_all(&mut ranks, by_it, buffer, Some(algorithm), nth * 1000);
+        ranks.leave(by_it).unwrap();
+    }
+    let metrics = ranks.context().metrics().to_string();
+    assert!(!metrics.contains("reason=\"a device's memory"), "{metrics}");
+    ranks.finish().unwrap();
+}
+
+/// Operations that are under way together, whose turns at the device and at a peer are those of their beginning.
+#[test]
+fn several_operations_are_under_way_on_a_device() {
+    run_with_gpus(3, small(), LIMIT, strict, |mut ranks, all| {
+        let count = 5000;
+        let buffers: Vec<Buffer> = (0..6).map(|_| ranks.allocate(3 * 4 * count).unwrap()).collect();
+        for round in 0..5_i32 {
+            let mut requests = Vec::new();
+            for (nth, buffer) in buffers.iter().enumerate() {
+                let own = (round + nth as i32 + all.rank() as i32).to_ne_bytes().repeat(count);
+                let at = u64::from(all.rank()) * 4 * count as u64;
+                ranks.write(*buffer, if nth % 2 == 0 { 0 } else { at }, &own).unwrap();
+                let operation = match nth % 2 {
+                    0 => Operation::all_reduce(*buffer, *buffer, count, DataType::I32, Reduction::Average),
+                    _ => Operation::all_gather(buffer.at(at), *buffer, count, DataType::I32),
+                };
+                requests.push(ranks.start(all, &operation).unwrap());
+            }
+            requests.into_iter().rev().for_each(|request| ranks.wait(request).unwrap());
+            for (nth, buffer) in buffers.iter().enumerate() {
+                let first = round + nth as i32;
+                let due = match nth % 2 {
+                    0 => (first + 1).to_ne_bytes().repeat(count),
+                    _ => (0..3).flat_map(|rank| (first + rank).to_ne_bytes().repeat(count)).collect(),
+                };
+                let mut got = vec![0; due.len()];
+                ranks.read(*buffer, 0, &mut got).unwrap();
+                assert!(got == due, "rank {}, round {round}, operation {nth}", all.rank());
+            }
+        }
+        ranks.finish().unwrap();
+    });
+}
+
+/// One copy or computation that fails, of one rank's device, ends the operation at every rank, with an error that names it.
+#[test]
+fn a_copy_that_fails_ends_the_operation_at_every_rank() {
+    for (nth, (size, failing)) in [2, 3]
+        .into_iter()
+        .flat_map(|size| {
+            [Submission::Gather, Submission::Scatter, Submission::Computation].map(|failing| (size, failing))
+        })
+        .enumerate()
+    {
+        let devices: Vec<Arc<StrictDevice>> =
+            (0..size).map(|rank| Strict::default().seed(rank.into()).open().unwrap()).collect();
+        let failing_rank = nth as u32 % size;
+        let device = devices[failing_rank as usize].clone();
+        let open = |rank: u32| Some(devices[rank as usize].clone() as Arc<dyn Device>);
+        let start = Instant::now();
+        let errors = run_with_gpus(size, options(), LIMIT, open, move |mut ranks, all| {
+            let count = 100_000;
+            let buffer = ranks.allocate(4 * count).unwrap();
+            sum(&mut ranks, all, buffer, count, DataType::F32).unwrap();
+            ranks.run(all, &Operation::barrier()).unwrap();
+            if all.rank() == failing_rank {
+                device.fail_next(failing);
+            }
+            let error = sum(&mut ranks, all, buffer, count, DataType::F32).unwrap_err().to_string();
+            drop(ranks.finish());
+            error
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let name = format!("the device of rank {failing_rank} has failed: ");
+            assert!(
+                error.contains(&name),
+                "{failing:?} of rank {failing_rank} of {size}, at {rank}: {error}"
+            );
+        }
+        println!("{failing:?}, {size} ranks, {:?}: {errors:?}", start.elapsed());
+    }
 }

@@ -50,11 +50,6 @@ impl Collectives {
         self.register(memory)
     }
 
-    /// Memory of the host, for operations of a communicator's own.
-    pub(super) fn room(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        self.register(self.ports.allocate(None, bytes)?)
-    }
-
     /// Ends a registration and gives the memory back.
     ///
     /// # Errors

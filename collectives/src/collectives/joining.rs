@@ -130,7 +130,7 @@ impl Collectives {
 
     /// Whether all ranks can.
     fn can_all(&mut self, communicator: Communicator, can: bool) -> Result<bool, Error> {
-        let room = self.room(1)?;
+        let room = self.allocate_private(1)?;
         self.write(room, 0, &[u8::from(can)])?;
         let all = Operation::all_reduce(room, room, 1, DataType::U8, Reduction::Min);
         let told = self.run_by(communicator, &all, Algorithm::Direct);

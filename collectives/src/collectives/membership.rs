@@ -88,7 +88,7 @@ impl Collectives {
         key: i32,
     ) -> Result<Option<Communicator>, Error> {
         const EACH: usize = 12;
-        let room = self.room(EACH * communicator.size as usize)?;
+        let room = self.allocate_private(EACH * communicator.size as usize)?;
         let own = (EACH * communicator.rank as usize) as u64;
         let words = [u32::from(color.is_some()), color.unwrap_or(0), key as u32];
         self.write(room, own, &words.map(u32::to_ne_bytes).concat())?;

@@ -60,14 +60,29 @@ impl Group {
         let is_working = self.mapped.as_ref().is_ok_and(Mapped::is_working);
         match ((self.is_dirty || is_working) && self.failed.is_none(), is_waiting) {
             (true, _) => Nanos::ZERO,
-            (false, true) => self.next_look,
+            (false, true) => self.next_look.min(self.device_due),
             (false, false) => Nanos::NEVER,
         }
     }
 
+    /// That this rank's device has failed, if it has copied in vain: whatever befalls connections then is of that.
+    pub(super) fn own_device_failed(&self, ports: &Ports, how: &dyn std::fmt::Display) -> Option<Cause> {
+        let problem = format!("a copy between its memory and the host's, as the log says ({how})");
+        (device_errors(ports) > self.device_errors).then_some(Cause::Device { rank: self.rank, problem })
+    }
+
     /// What it means that the connection to a peer has failed so.
-    pub(super) fn why(&self, peer: u32, status: WcStatus) -> Cause {
+    pub(super) fn why(&self, ports: &Ports, peer: u32, status: WcStatus) -> Cause {
+        let how = format!("the connection to rank {peer} failed with {status:?}");
+        if let Some(cause) = self.own_device_failed(ports, &how) {
+            return cause;
+        }
         match status {
+            // A rank without a device refuses nothing so.
+            WcStatus::RemOpErr if self.cards[peer as usize].device.get() != 0 => Cause::Device {
+                rank: peer,
+                problem: format!("a copy between its memory and the host's, as its log says ({how})"),
+            },
             WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
                 let how = format!(
                     "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
@@ -243,4 +258,9 @@ impl Group {
         self.next_look = now + self.again();
         Ok(())
     }
+}
+
+/// Copies of devices that have failed so far.
+pub(super) fn device_errors(ports: &Ports) -> u64 {
+    ports.all().map(|port| port.context.counters().value(Counter::DeviceErrors)).sum()
 }

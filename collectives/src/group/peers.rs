@@ -266,7 +266,8 @@ impl Group {
                 Some(event) => match event {
                     Event::QpFatal(_) | Event::QpReqErr(_) | Event::QpAccessErr(_) => {
                         let problem = format!("asynchronous event {event:?}");
-                        self.fail(Cause::Protocol { peer: number, problem });
+                        let of_device = self.own_device_failed(process.ports, &problem);
+                        self.fail(of_device.unwrap_or(Cause::Protocol { peer: number, problem }));
                     }
                     Event::QpUnreachable { reason, .. } if can_do_without => {
                         self.leave_rail(process, (number, rail), &reason.to_string())?;

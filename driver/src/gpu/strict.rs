@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -104,11 +104,24 @@ impl Strict {
             settings: self,
             queues: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
+            failing: AtomicU8::new(0),
             copied: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             reductions: AtomicU64::new(0),
         }))
     }
+}
+
+/// What a strict device is given to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "all that a device does late")]
+pub enum Submission {
+    /// A copy from its memory to the host's.
+    Gather,
+    /// A copy from the host's memory to its own.
+    Scatter,
+    /// A computation in its memory.
+    Computation,
 }
 
 /// A device for tests.
@@ -120,6 +133,8 @@ pub struct StrictDevice {
     /// How many there were, each with a stream of chance of its own.
     queues: AtomicU64,
     is_lost: AtomicBool,
+    /// What the next of fails, a bit each.
+    failing: AtomicU8,
     /// Bytes that queues have copied, and in how many copies.
     copied: AtomicU64,
     copies: AtomicU64,
@@ -130,6 +145,17 @@ impl StrictDevice {
     /// From now on every copy fails, those under way too.
     pub fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// The next one that is submitted fails, whatever the seed says.
+    pub fn fail_next(&self, what: Submission) {
+        self.failing.fetch_or(1 << what as u8, Ordering::Relaxed);
+    }
+
+    /// Whether this one is to fail, which was said of it.
+    fn is_to_fail(&self, what: Submission) -> bool {
+        let bit = 1 << what as u8;
+        self.failing.fetch_and(!bit, Ordering::Relaxed) & bit != 0
     }
 
     /// How many copies its queues were given, and of how many bytes.
@@ -167,10 +193,11 @@ impl StrictDevice {
     }
 
     /// What happens to the next of a queue: when, and whether it fails.
-    fn draw(&self, chance: &mut ChaCha8Rng, now: Nanos) -> (Nanos, bool) {
+    fn draw(&self, chance: &mut ChaCha8Rng, now: Nanos, what: Submission) -> (Nanos, bool) {
         let Strict { latest, fails_one_in, .. } = self.settings;
         let late = (u128::from(chance.next_u64()) * latest.as_nanos()) >> 64;
         let fails = fails_one_in > 0 && chance.next_u32().is_multiple_of(fails_one_in);
+        let fails = self.is_to_fail(what) || fails;
         (Nanos(now.0 + late as u64), fails)
     }
 
@@ -366,15 +393,9 @@ struct Submitted {
     due: Nanos,
     has_landed: bool,
     fails: bool,
-    direction: Direction,
+    direction: Submission,
     at: usize,
     spans: ArrayVec<Span, MAX_PIECES>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Direction {
-    Gather,
-    Scatter,
 }
 
 impl StrictQueue {
@@ -382,7 +403,7 @@ impl StrictQueue {
         &mut self,
         now: Nanos,
         pieces: &[Piece<'_>],
-        (direction, at): (Direction, usize),
+        (direction, at): (Submission, usize),
         after: Ticket,
     ) -> Result<Ticket, GpuError> {
         self.device.check_lost("copy")?;
@@ -396,7 +417,7 @@ impl StrictQueue {
         }
         let free = &mut self.free[direction as usize];
         *free = now.max(*free) + self.device.settings.takes(self.device.settings.copied_per_second, bytes);
-        let (due, fails) = self.device.draw(&mut self.chance, *free);
+        let (due, fails) = self.device.draw(&mut self.chance, *free, direction);
         let before = self.copies.iter().filter(|copy| copy.ticket <= after).map(|copy| copy.due).max();
         let due = due.max(before.unwrap_or(Nanos::ZERO));
         self.last = self.last.next();
@@ -428,8 +449,8 @@ impl Submitted {
             let own = device.place(span, 0, span.len);
             let staged = staging.place(at, span.len);
             let (from, to) = match self.direction {
-                Direction::Gather => (own, staged),
-                Direction::Scatter => (staged, own),
+                Submission::Gather => (own, staged),
+                _ => (staged, own),
             };
             // SAFETY: so many bytes at both, which are two mappings; nobody has a reference to either.
             unsafe { from.copy_to_nonoverlapping(to, span.len) };
@@ -440,7 +461,7 @@ impl Submitted {
 
 impl Queue for StrictQueue {
     fn gather(&mut self, now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError> {
-        self.submit(now, from, (Direction::Gather, at), Ticket::NONE)
+        self.submit(now, from, (Submission::Gather, at), Ticket::NONE)
     }
 
     fn scatter(
@@ -450,7 +471,7 @@ impl Queue for StrictQueue {
         to: &[Piece<'_>],
         after: Ticket,
     ) -> Result<Ticket, GpuError> {
-        self.submit(now, to, (Direction::Scatter, at), after)
+        self.submit(now, to, (Submission::Scatter, at), after)
     }
 }
 

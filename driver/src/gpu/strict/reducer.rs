@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use rand_chacha::ChaCha8Rng;
 
-use super::StrictDevice;
+use super::{StrictDevice, Submission};
 use crate::Nanos;
 use crate::gpu::{Failed, GpuError, MAX_SOURCES, Reducer, Span, Ticket, Tickets, check_sources};
 use crate::memory::{self, Piece};
@@ -58,7 +58,7 @@ impl Reducer for StrictReducer {
         }
         let takes = self.device.settings.takes(self.device.settings.reduced_per_second, target.len);
         self.free = now.max(self.free) + takes;
-        let (due, fails) = self.device.draw(&mut self.chance, self.free);
+        let (due, fails) = self.device.draw(&mut self.chance, self.free, Submission::Computation);
         // Each behind the one before.
         let due = self.reductions.back().map_or(due, |before| before.due.max(due));
         self.last = self.last.next();
