@@ -85,7 +85,7 @@
 //!
 //! # On a GPU
 //!
-//! [`Collectives::on_device`] has its buffers in memory of a GPU. [`Collectives::piece`] names a buffer for kernels, and
+//! [`Collectives::on_device`] has its buffers in memory of a GPU, and computes there ([`manual`](manual#on-a-gpu)). [`Collectives::piece`] names a buffer for kernels, and
 //! [`ferroce::manual::device_memory`] says what holds beside them.
 //!
 //! # Bit-exactness

@@ -69,11 +69,24 @@
 //! | [`Aborted`](Cause::Aborted) | another rank was first; its words are in it |
 //! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs |
 //! | [`Protocol`](Cause::Protocol) | a rank sent what it may not: another version, memory that was overwritten, an attack |
-//! | [`Local`](Cause::Local) | this rank's port, memory or device |
+//! | [`Device`](Cause::Device) | a GPU, here or of the rank that is named, has not copied or not computed: its log says why |
+//! | [`Local`](Cause::Local) | this rank's port or memory |
 //!
 //! A rank that the others hold for gone, and that goes on later, writes to memory of its own alone. A failure that no call has
 //! returned is what [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return. Communicators that were made of one that
 //! fails are others: those with the dead rank fail when they are next used, or left.
+//!
+//! # On a GPU
+//!
+//! [`Collectives::on_device`] has buffers, scratch memory and what arrives in memory of the GPU, which copies, reduces, divides and scales there:
+//! a poll begins that and goes on with other messages until it has ended. Long operations come in chunks, of which one is copied to the host, one
+//! is on the wire and one is reduced at the same time. Ranks may have different devices, or none; the bits are those of the processor.
+//!
+//! By way of the host, and with a poll that blocks, go: buffers of the host's memory at a rank with a GPU, elements that do not begin at a multiple of
+//! their size, more than 8 operands (an algorithm that is forced, with more ranks), f64 on a GPU without double precision, and averages of
+//! floats on one that does not round quotients. Each is counted, with its reason.
+//!
+//! With an RNIC nothing passes the host, if the card takes the memory as dma-buf ([`ferroce::manual::device_memory`]).
 //!
 //! # Threads
 //!
@@ -124,6 +137,7 @@
 //!   moves long messages best.
 //! - [`Options::eager_bytes`], 64 KiB: messages up to that length are copied. Longer ones wait for an answer that says where they go:
 //!   a round trip, which takes longer than two copies of 64 KiB.
+//!   Where a rank has a [GPU](#on-a-gpu) messages of any length are copied by the devices, and none by the processor.
 //! - [`Options::ack_timeout`] and [`Options::retry_count`]: how long a rank may be silent, against how soon its death is noticed.
 //! - A rank has memory for each other rank that it talks to: 1 MiB (half of it with more than 64 ranks), and up to 2 MiB more where it
 //!   reduces what comes in chunks.

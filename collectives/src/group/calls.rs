@@ -3,6 +3,9 @@
 use super::plans::Checked;
 use super::*;
 
+/// Chunks of a window, where a device reduces beside the wire: half of what a channel has staging memory for at most.
+const WINDOW: usize = 4;
+
 impl Group {
     /// What an operation asks for.
     fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
@@ -179,7 +182,8 @@ impl Group {
             in_place,
         };
         let chunk = (self.options.chunk_bytes as usize / element).max(1);
-        let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element };
+        let window = if self.is_on_device { WINDOW } else { usize::MAX };
+        let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element, window };
         let seat = Seat { rank, size, hosts: &self.hosts };
         let schedule = schedule::plan(&task, algorithm, seat, shape);
         Execution::new((id, plan), call, schedule, Places::of(operation), self.arithmetic(operation))

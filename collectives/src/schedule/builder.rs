@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Finish, Operand, Place, Schedule, Spot, Step};
+use super::{Finish, Operand, Place, Schedule, Shape, Spot, Step};
 
 /// Writes the steps of one rank in the order of a program that carries them out one by one.
 ///
@@ -15,6 +15,8 @@ pub(crate) struct Builder<'a> {
     pub(crate) chunk: usize,
     /// Messages of more elements than that land.
     lands_above: usize,
+    /// Chunks of a window.
+    pub(crate) window: usize,
     /// Where input and output are, in one space of elements, if they share memory.
     shared: Option<Shared>,
     cells: [Cells; 3],
@@ -49,14 +51,10 @@ type Touched = (usize, Range<usize>);
 
 impl<'a> Builder<'a> {
     /// Writes into `schedule`, which is empty. Input and output share memory if `shared` says where.
-    pub(crate) fn new(
-        schedule: &'a mut Schedule,
-        chunk: usize,
-        lands_above: usize,
-        shared: Option<Shared>,
-    ) -> Builder<'a> {
+    pub(crate) fn new(schedule: &'a mut Schedule, shape: Shape, shared: Option<Shared>) -> Builder<'a> {
+        let Shape { chunk, lands_above, window } = shape;
         debug_assert!(chunk > 0 && schedule.steps.is_empty());
-        Builder { schedule, chunk, lands_above, shared, cells: Default::default(), found: Vec::new() }
+        Builder { schedule, chunk, lands_above, window, shared, cells: Default::default(), found: Vec::new() }
     }
 
     /// Whether these are the same elements.

@@ -117,6 +117,8 @@ pub(crate) struct Shape {
     pub(crate) chunk: usize,
     /// Messages of more elements are written to their place.
     pub(crate) lands_above: usize,
+    /// Chunks that go through all steps of a ring together, behind those before them; of the processor's memory all.
+    pub(crate) window: usize,
 }
 
 /// Rank `rank` of `size`, on `hosts`.
@@ -132,7 +134,7 @@ pub(crate) fn plan(task: &Task<'_>, algorithm: Algorithm, seat: Seat<'_>, shape:
     let mut schedule = Schedule::default();
     let (sent, received) = (blocks(task.count, task.sent), blocks(task.count, task.received));
     let shared = task.shared(seat.rank, sent, received);
-    let mut b = Builder::new(&mut schedule, shape.chunk, shape.lands_above, shared);
+    let mut b = Builder::new(&mut schedule, shape, shared);
     write(&mut b, task, algorithm, seat, (sent, received));
     schedule
 }

@@ -4,67 +4,87 @@ use std::ops::Range;
 
 use super::{Blocks, Builder, Finish, Operand, Place, Spot, Team, chunks};
 
-/// Reduces the blocks of `source`, each in the order of the ring, so that member `i` ends with block `i + last` in `to(block)`.
+/// A reduce-scatter of the blocks of `source`, each in the order of the ring, so that member `i` ends with block `i + last` in
+/// `place(block)`.
 ///
-/// Block `b` is `((x[b − last + 1] + x[b − last + 2]) + …) + x[b − last]`, indices modulo the size. `partial` says where a partial
+/// Block `b` is `((x[b − last + 1] + x[b − last + 2]) + …) + x[b − last]`, indices modulo the size. `place` says where a partial
 /// result of a block goes in a step.
-fn reduce_scatter_steps(
-    b: &mut Builder<'_>,
-    team: Team<'_>,
+struct ReduceScatter<'a, P> {
+    team: Team<'a>,
     source: Place,
-    blocks: Blocks<'_>,
+    blocks: Blocks<'a>,
     last: usize,
-    place: impl Fn(usize, usize) -> Spot,
+    place: P,
     finish: Finish,
-) {
-    let (size, index) = (team.size(), team.index());
-    let (left, right) = neighbours(team);
-    for step in 0..size - 1 {
+}
+
+impl<P: Fn(usize, usize) -> Spot> ReduceScatter<'_, P> {
+    /// One of `size - 1` steps, of these chunks of each block.
+    fn step(&self, b: &mut Builder<'_>, step: usize, numbers: Range<usize>) {
+        let (size, index) = (self.team.size(), self.team.index());
+        let (left, right) = neighbours(self.team);
         // Block `index + last` comes last.
-        let sent = (index + last + 2 * size - 1 - step) % size;
+        let sent = (index + self.last + 2 * size - 1 - step) % size;
         let received = (sent + size - 1) % size;
-        for (nth, part) in chunks(blocks.block(sent), b.chunk).enumerate() {
+        for (nth, part) in some(b, self.blocks.block(sent), &numbers) {
             let from = match step {
-                0 => source.at(part.start),
-                _ => shifted(place(sent, step - 1), nth * b.chunk),
+                0 => self.source.at(part.start),
+                _ => shifted((self.place)(sent, step - 1), nth * b.chunk),
             };
             b.send(right, from, part.len());
         }
         let whole = step == size - 2;
-        for (nth, part) in chunks(blocks.block(received), b.chunk).enumerate() {
-            let operands = [Operand::Arrival(left), Operand::Own(source.at(part.start))];
-            let to = shifted(place(received, step), nth * b.chunk);
-            b.combine(to, part.len(), &operands, if whole { finish } else { Finish::No });
+        for (nth, part) in some(b, self.blocks.block(received), &numbers) {
+            let operands = [Operand::Arrival(left), Operand::Own(self.source.at(part.start))];
+            let to = shifted((self.place)(received, step), nth * b.chunk);
+            b.combine(to, part.len(), &operands, if whole { self.finish } else { Finish::No });
         }
     }
 }
 
-/// Member `i` has block `i + first` in `from(block)`; all have all in the output after it, each block where it is.
-fn all_gather_steps(
+/// One of `size - 1` steps of an all-gather, of these chunks of each block. Member `i` has block `i + first` in `own(block)`; all have
+/// all in the output after it, each block where it is.
+fn all_gather_step(
     b: &mut Builder<'_>,
     team: Team<'_>,
     blocks: Blocks<'_>,
     first: usize,
     own: impl Fn(usize) -> Spot,
+    (step, numbers): (usize, Range<usize>),
 ) {
     let (size, index) = (team.size(), team.index());
     let (left, right) = neighbours(team);
-    for step in 0..size - 1 {
-        let sent = (index + first + size - step) % size;
-        let received = (sent + size - 1) % size;
-        for part in chunks(blocks.block(sent), b.chunk) {
-            let from = match step {
-                0 => own(part.start),
-                _ => Place::Output.at(part.start),
-            };
-            b.send_to(right, from, part.len(), part.start);
-        }
-        take(b, left, blocks.block(received));
+    let sent = (index + first + size - step) % size;
+    let received = (sent + size - 1) % size;
+    for (_, part) in some(b, blocks.block(sent), &numbers) {
+        let from = match step {
+            0 => own(part.start),
+            _ => Place::Output.at(part.start),
+        };
+        b.send_to(right, from, part.len(), part.start);
+    }
+    for (_, part) in some(b, blocks.block(received), &numbers) {
+        b.receive(left, part.start, part.len());
     }
 }
 
+/// The chunks of a block that have these numbers.
+fn some(
+    b: &Builder<'_>,
+    block: Range<usize>,
+    numbers: &Range<usize>,
+) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
+    chunks(block, b.chunk).enumerate().skip(numbers.start).take(numbers.len())
+}
+
+/// All chunks.
+const ALL: Range<usize> = 0..usize::MAX;
+
 /// The elements `start..start + len` of `source`, reduced, in the output of all. Segment `s` is reduced from left to right from
 /// member `s` on.
+///
+/// Step by step, or in windows of chunks, of which each is a step behind the one before: so what is whole goes back while other
+/// chunks are reduced.
 pub(crate) fn all_reduce(
     b: &mut Builder<'_>,
     team: Team<'_>,
@@ -74,9 +94,24 @@ pub(crate) fn all_reduce(
     finish: Finish,
 ) {
     let blocks = Blocks::Cut { start, len, parts: team.size() };
-    let place = |block: usize, _| Place::Output.at(blocks.block(block).start);
-    reduce_scatter_steps(b, team, source, blocks, 1, place, finish);
-    all_gather_steps(b, team, blocks, 1, |at| Place::Output.at(at));
+    let place = |block: usize, _: usize| Place::Output.at(blocks.block(block).start);
+    let reduce_scatter = ReduceScatter { team, source, blocks, last: 1, place, finish };
+    let half = team.size() - 1;
+    // Block 0 is a longest one.
+    let windows = blocks.block(0).len().div_ceil(b.chunk).div_ceil(b.window);
+    for turn in 0..windows + 2 * half {
+        for step in 0..2 * half {
+            let Some(window) = turn.checked_sub(step).filter(|window| *window < windows) else { continue };
+            let first = window * b.window;
+            let numbers = first..first.saturating_add(b.window);
+            match step.checked_sub(half) {
+                None => reduce_scatter.step(b, step, numbers),
+                Some(step) => {
+                    all_gather_step(b, team, blocks, 1, |at| Place::Output.at(at), (step, numbers));
+                }
+            }
+        }
+    }
 }
 
 /// Block `i` of `source`, reduced, at the start of the output of member `i`. It is reduced from left to right from member
@@ -92,14 +127,17 @@ pub(crate) fn reduce_scatter(
     let longest = (0..size).map(|block| blocks.block(block).len()).max().unwrap_or(0);
     let rooms = [b.scratch(longest), b.scratch(if size > 3 { longest } else { 0 })];
     let place = |_, step: usize| if step == size - 2 { Place::Output.at(0) } else { rooms[step % 2] };
-    reduce_scatter_steps(b, team, source, blocks, 0, place, finish);
+    let reduce_scatter = ReduceScatter { team, source, blocks, last: 0, place, finish };
+    (0..size - 1).for_each(|step| reduce_scatter.step(b, step, ALL));
 }
 
 /// Block `i` is the input of member `i`; all have all blocks in the output.
 pub(crate) fn all_gather(b: &mut Builder<'_>, team: Team<'_>, source: Place, blocks: Blocks<'_>) {
     let own = blocks.block(team.index());
     b.copy(Place::Output.at(own.start), source.at(0), own.len());
-    all_gather_steps(b, team, blocks, 0, |at| source.at(at - own.start));
+    for step in 0..team.size() - 1 {
+        all_gather_step(b, team, blocks, 0, |at| source.at(at - own.start), (step, ALL));
+    }
 }
 
 /// Elements of `source` at member 0, along the ring to all.

@@ -92,6 +92,9 @@
 //! // clSetKernelArg(kernel, 0, size_of::<cl_mem>(), &buffer), enqueue, clFinish: now it may be posted.
 //! ```
 //!
+//! A reducer computes what the processor does, with the same bits: sums, products, minima and maxima of up to eight sources, quotients,
+//! products by a factor, and copies within the device's memory, of every type.
+//!
 //! # What it costs
 //!
 //! One copy more than memory of the host, at either end: by the GPU, between its memory and the chunk; that between the chunk and the packet
