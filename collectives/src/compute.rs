@@ -140,14 +140,10 @@ impl Computer {
         }
     }
 
-    /// When the device is to be asked again what has ended: at once where it does not tell, never if nothing is under way.
+    /// When the device is to be asked again what has ended: now where it does not tell, never if nothing is under way.
     pub(crate) fn next_deadline(&self, now: Nanos) -> Nanos {
         let reducer = self.device.as_ref().and_then(|own| own.reducer.as_ref());
-        match reducer.and_then(|reducer| reducer.next_deadline(now)) {
-            None => Nanos::NEVER,
-            Some(due) if due <= now => Nanos::ZERO,
-            Some(due) => due,
-        }
+        reducer.and_then(|reducer| reducer.next_deadline(now)).unwrap_or(Nanos::NEVER)
     }
 
     /// Whether a computation by the device has ended.
