@@ -512,6 +512,11 @@ impl Group {
         self.model
     }
 
+    /// Rails that all ranks have.
+    pub(crate) fn rails(&self) -> usize {
+        self.cards.iter().map(|card| card.rails().len()).min().unwrap_or(1).max(1)
+    }
+
     /// Which rank is on which host.
     pub(crate) fn hosts(&self) -> &Hosts {
         &self.hosts

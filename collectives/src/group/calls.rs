@@ -4,6 +4,15 @@ use super::plans::Checked;
 use super::*;
 
 impl Group {
+    /// Bytes of a chunk: less with several rails, for each of which there should be some.
+    fn chunk_bytes(&self) -> usize {
+        let chunk = self.options.chunk_bytes as usize;
+        match self.rails() {
+            1 => chunk,
+            rails => (chunk / rails).next_multiple_of(64).min(chunk),
+        }
+    }
+
     /// What an operation asks for.
     fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
         // The same at all ranks, also where one alone has an input or an output.
@@ -20,7 +29,7 @@ impl Group {
             kind: operation.kind,
             bytes: length * operation.data_type.size(),
             ranks: self.cards.len(),
-            chunk: self.options.chunk_bytes as usize,
+            chunk: self.chunk_bytes(),
             unmapped: match &self.mapped {
                 Err(problem) => Some(problem),
                 Ok(_) if operation.kind == Kind::AllToAll && operation.sent.is_some() => {
@@ -178,7 +187,7 @@ impl Group {
             is_average: matches!(operation.reduction, Some(crate::Reduction::Average)),
             in_place,
         };
-        let chunk = (self.options.chunk_bytes as usize / element).max(1);
+        let chunk = (self.chunk_bytes() / element).max(1);
         let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element };
         let seat = Seat { rank, size, hosts: &self.hosts };
         let schedule = schedule::plan(&task, algorithm, seat, shape);
