@@ -326,9 +326,9 @@ impl Group {
                 self.log.was_sending(number, bytes, sending);
             }
             self.take_news(process, (number, rail), news)?;
-            loop {
-                let Some(channel) = &mut self.peers[number as usize].channel else { break };
-                let Some(news) = channel.next(process.ports, process.now)? else { break };
+            while let Some(channel) = &mut self.peers[number as usize].channel
+                && let Some(news) = channel.next(process.ports, process.now)?
+            {
                 if let Some(heard) = channel.take_heard()
                     && let Some(execution) =
                         self.executions.iter_mut().flatten().find(|of| of.call.number == heard.call)
