@@ -80,7 +80,8 @@
 //! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank leads to the first ports of the others, the
 //! second to the second ones, as in clusters where each card of a host has a switch of its own; between two ranks there are as many
 //! rails as the one with fewer has. Chunks go by the rail that is likely to be done first, by what each has moved lately, so a slow rail
-//! has fewer; short messages go by an idle one. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of rails.
+//! has fewer; short messages go by an idle one. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of
+//! rails, and twice [`Options::eager_bytes`] at least.
 //!
 //! ```
 //! # use ferroce_collectives::ferroce::{Config, Context, Device};

@@ -4,12 +4,13 @@ use super::plans::Checked;
 use super::*;
 
 impl Group {
-    /// Bytes of a chunk: less with several rails, for each of which there should be some.
+    /// Bytes of a chunk: less with several rails, for each of which there should be some, and more than what is copied.
     fn chunk_bytes(&self) -> usize {
-        let chunk = self.options.chunk_bytes as usize;
+        let Options { chunk_bytes, eager_bytes, .. } = self.options;
+        let (chunk, eager) = (chunk_bytes as usize, eager_bytes as usize);
         match self.rails() {
             1 => chunk,
-            rails => (chunk / rails).next_multiple_of(64).min(chunk),
+            rails => (chunk / rails).max(2 * eager).next_multiple_of(64).min(chunk),
         }
     }
 
