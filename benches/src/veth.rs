@@ -28,25 +28,67 @@ impl Veth {
             ip(&format!("netns add {namespace}"))?;
             veth.namespaces.push(namespace);
         }
-        let [a, b] = [&veth.namespaces[0], &veth.namespaces[1]];
-        let interface = Veth::INTERFACE;
-        ip(&format!(
-            "-n {a} link add {interface} mtu {mtu} type veth peer name {interface} netns {b} mtu {mtu}"
-        ))?;
-        for (end, namespace) in veth.namespaces.iter().enumerate() {
-            if Path::new("/proc/sys/net/ipv6").exists() {
-                ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
-            }
-            ip(&format!("-n {namespace} addr add {}/24 dev {interface}", Veth::address(end)))?;
+        for namespace in &veth.namespaces {
             ip(&format!("-n {namespace} link set lo up"))?;
-            ip(&format!("-n {namespace} link set {interface} up"))?;
+        }
+        veth.link(0, mtu)?;
+        Ok(veth)
+    }
+
+    /// As [`new`](Veth::new), with so many links, `veth0` and following, each of which moves `rate` either way, as `tc` has it:
+    /// `2gbit`.
+    ///
+    /// # Errors
+    /// What `ip` or `tc` says against it.
+    pub fn with_rails(benchmark: &str, mtu: u32, rails: u8, rate: &str) -> Result<Veth, Box<dyn Error>> {
+        let veth = Veth::new(benchmark, mtu)?;
+        for rail in 0..rails {
+            if rail > 0 {
+                veth.link(rail, mtu)?;
+            }
+            for namespace in &veth.namespaces {
+                run(
+                    "tc",
+                    &format!(
+                        "-n {namespace} qdisc add dev veth{rail} root tbf rate {rate} burst 512k limit 16m"
+                    ),
+                )?;
+            }
         }
         Ok(veth)
     }
 
+    fn link(&self, number: u8, mtu: u32) -> Result<(), Box<dyn Error>> {
+        let [a, b] = [&self.namespaces[0], &self.namespaces[1]];
+        let name = format!("veth{number}");
+        ip(&format!("-n {a} link add {name} mtu {mtu} type veth peer name {name} netns {b} mtu {mtu}"))?;
+        for (end, namespace) in self.namespaces.iter().enumerate() {
+            if Path::new("/proc/sys/net/ipv6").exists() {
+                ip(&format!("-n {namespace} link set {name} addrgenmode none"))?;
+            }
+            ip(&format!("-n {namespace} addr add {}/24 dev {name}", Veth::address_on(number, end)))?;
+            ip(&format!("-n {namespace} link set {name} up"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes a link down at an end, or up again.
+    ///
+    /// # Errors
+    /// What `ip` says against it.
+    pub fn set_link(&self, number: u8, end: usize, is_up: bool) -> Result<(), Box<dyn Error>> {
+        let state = if is_up { "up" } else { "down" };
+        ip(&format!("-n {} link set veth{number} {state}", self.namespaces[end]))
+    }
+
     /// That of an end.
     pub fn address(end: usize) -> Ipv4Addr {
-        Ipv4Addr::new(10, 77, 1, end as u8 + 1)
+        Veth::address_on(0, end)
+    }
+
+    /// That of an end of a link.
+    pub fn address_on(number: u8, end: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 1 + number, end as u8 + 1)
     }
 
     /// `ip netns exec NAMESPACE` of an end, to which the command is added.
@@ -109,10 +151,14 @@ fn remove_abandoned(benchmark: &str) {
 }
 
 fn ip(arguments: &str) -> Result<(), Box<dyn Error>> {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output();
-    let output = output.map_err(|error| format!("the command `ip` (package iproute2): {error}"))?;
+    run("ip", arguments)
+}
+
+fn run(command: &str, arguments: &str) -> Result<(), Box<dyn Error>> {
+    let output = Command::new(command).args(arguments.split_whitespace()).output();
+    let output = output.map_err(|error| format!("the command `{command}` (package iproute2): {error}"))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("`ip {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
+    Err(format!("`{command} {arguments}`: {}", String::from_utf8_lossy(&output.stderr).trim()).into())
 }

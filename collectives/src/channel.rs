@@ -767,17 +767,18 @@ impl Channel {
         self.paths.get_mut(rail).map_or(Ok(()), |path| path.leave(ports))
     }
 
-    /// Goes on with paths that were left. Those of which all that came is taken, so that the peer can be told, go to `drained`; steps
+    /// Goes on with paths that were left. Those of which the peer is to be told go to `told`, again and again until it answers; steps
     /// whose chunks came through to `done`.
     pub(crate) fn mend(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
-        mut drained: impl FnMut(usize),
+        again: Duration,
+        mut told: impl FnMut(usize),
         mut done: impl FnMut(Waiting),
     ) -> Result<(), crate::Error> {
         for (rail, path) in self.paths.iter_mut().enumerate() {
-            if path.drain(now) {
-                drained(rail);
+            if path.drain(now) || path.asks(now, again) {
+                told(rail);
             }
             if path.is_settled() {
                 let lost =

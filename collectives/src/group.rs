@@ -341,9 +341,9 @@ impl Group {
                 self.log.was_sending(number, bytes, sending);
             }
             self.take_news(process, (number, rail), news)?;
-            loop {
-                let Some(channel) = &mut self.peers[number as usize].channel else { break };
-                let Some(news) = channel.next(process.ports, process.now)? else { break };
+            while let Some(channel) = &mut self.peers[number as usize].channel
+                && let Some(news) = channel.next(process.ports, process.now)?
+            {
                 if let Some(heard) = channel.take_heard()
                     && let Some(execution) =
                         self.executions.iter_mut().flatten().find(|of| of.call.number == heard.call)
@@ -525,6 +525,11 @@ impl Group {
     /// What messages cost.
     pub(crate) fn model(&self) -> Model {
         self.model
+    }
+
+    /// Rails that all ranks have.
+    pub(crate) fn rails(&self) -> usize {
+        self.cards.iter().map(|card| card.rails().len()).min().unwrap_or(1).max(1)
     }
 
     /// Which rank is on which host.

@@ -88,6 +88,35 @@
 //!
 //! With an RNIC nothing passes the host, if the card takes the memory as dma-buf ([`ferroce::manual::device_memory`]).
 //!
+//! # Several ports
+//!
+//! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank leads to the first ports of the others, the
+//! second to the second ones, as in clusters where each card of a host has a switch of its own; between two ranks there are as many
+//! rails as the one with fewer has. Chunks go by the rail that is likely to be done first, by what each has moved lately, so a slow rail
+//! has fewer; short messages go by an idle one. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of
+//! rails, and twice [`Options::eager_bytes`] at least.
+//!
+//! ```
+//! # use ferroce_collectives::ferroce::{Config, Context, Device};
+//! # use ferroce_collectives::*;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let devices = ["loopback", "loopback"];
+//! let open = |device: &str| Context::open(Device::open(device)?, &Config::default());
+//! let mut collectives = Collectives::new(open(devices[0])?)?; // such as udp:10.0.0.1
+//! collectives.add_rail(open(devices[1])?)?; // and udp:10.0.1.1
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A rail that fails is left, in the middle of an operation too: both ranks tell each other, by another rail, how many messages have come
+//! by it, and those that have not are sent again by the others. It counts as failed when its queue pair does, or when nothing has come
+//! through for a quarter of [`Options::retry_budget`] (1.1 s by default) though the peer was heard of by another rail. A rail that is
+//! left is greeted once in [`Options::probe_interval`] while operations are under way, and taken up when it answers. Leaving one is a
+//! warning in the log, and counts among `collective_fallbacks`; a rank of which no rail answers is lost.
+//!
+//! The rails' contexts reach the same memory, which must be such: [`allocate`](Collectives::allocate),
+//! [`Memory::shared`](ferroce::Memory::shared) or a device's. It has no slices.
+//!
 //! # Threads
 //!
 //! Everything happens in [`poll`](Collectives::poll), which never blocks and takes the time from outside.

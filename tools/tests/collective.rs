@@ -416,6 +416,7 @@ fn check_report(report: &Value, operation: &str, ranks: u32) {
         {
             let value = |name: &str| timing[name].as_f64().unwrap();
             assert!(value("min_us") <= value("median_us") && value("min_us") > 0.0, "{timing}");
+            assert!(value("median_us") <= value("max_us"), "{timing}");
             let near = |a: f64, b: f64| (a - b).abs() <= 1e-9 * (1.0 + b);
             assert!(near(value("algbw_gb_s"), bytes / value("time_us") / 1e3), "{timing}");
             assert!(near(value("busbw_gb_s"), value("algbw_gb_s") * factor), "{timing}");

@@ -268,9 +268,9 @@ impl Immediate {
                     Place::Staging(offset) => (1, offset),
                     Place::Landed => (2, 0),
                 };
-                kind << 30 | u32::from(number) << Immediate::OFFSET | offset / Immediate::UNIT
+                (kind << 30) | (u32::from(number) << Immediate::OFFSET) | (offset / Immediate::UNIT)
             }
-            Immediate::Credit(taken) => 3 << 30 | taken & Immediate::MASK,
+            Immediate::Credit(taken) => (3 << 30) | (taken & Immediate::MASK),
         }
     }
 

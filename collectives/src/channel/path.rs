@@ -61,8 +61,8 @@ enum State {
     Open,
     /// It has failed, and what came before is not all taken so far.
     Draining,
-    /// The peer is asked since then what came.
-    Failed(Nanos),
+    /// The peer is asked what came: so often so far, and when last.
+    Failed { asks: u32, last: Nanos },
 }
 
 /// What a path moves.
@@ -221,7 +221,7 @@ impl Path {
 
     /// It has failed, and there is no new one.
     pub(crate) fn is_left(&self) -> bool {
-        matches!(self.state, State::Draining | State::Failed(_))
+        matches!(self.state, State::Draining | State::Failed { .. })
     }
 
     /// The peer is not known to be ready: it is greeted.
@@ -375,7 +375,7 @@ impl Path {
     pub(super) fn drain(&mut self, now: Nanos) -> bool {
         let is_drained = self.state == State::Draining && self.receives == 0;
         if is_drained {
-            self.state = State::Failed(now);
+            self.state = State::Failed { asks: 1, last: now };
             let (rail, own, theirs, received) = (self.rail as u32, self.own, self.theirs, self.received);
             self.last = Some(Left { rail, own, theirs, received, is_answer: false });
         }
@@ -387,12 +387,21 @@ impl Path {
         self.last.map(|last| Left { is_answer: self.came.is_some() || self.state == State::Greeting, ..last })
     }
 
-    /// Since when the peer is asked how far messages came by the queue pair that failed.
-    pub(crate) fn asks_since(&self) -> Option<Nanos> {
-        match self.state {
-            State::Failed(since) if self.came.is_none() => Some(since),
-            _ => None,
+    /// Whether the peer is to be asked once more how far messages came by the queue pair that failed, `again` after it was asked
+    /// last.
+    pub(super) fn asks(&mut self, now: Nanos, again: Duration) -> bool {
+        match &mut self.state {
+            State::Failed { asks, last } if self.came.is_none() && now.since(*last) >= again => {
+                (*asks, *last) = (*asks + 1, now);
+                true
+            }
+            _ => false,
         }
+    }
+
+    /// Whether the peer has been asked so often in vain. Not for how long: nobody answers who is in no operation.
+    pub(crate) fn has_asked(&self, times: u32) -> bool {
+        matches!(self.state, State::Failed { asks, .. } if asks > times && self.came.is_none())
     }
 
     /// The peer has left the queue pairs that it names. Whether they are those that are connected now.
@@ -406,7 +415,7 @@ impl Path {
 
     /// Whether both ends know how far messages came by the queue pair that failed.
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.state, State::Failed(_)) && self.came.is_some()
+        matches!(self.state, State::Failed { .. }) && self.came.is_some()
     }
 
     /// Puts a new queue pair in place of the one that failed. What came through is told, what did not is returned.

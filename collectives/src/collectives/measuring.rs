@@ -115,10 +115,11 @@ impl Collectives {
         /// Of all ranks together at most.
         const MOST: usize = 8 << 20;
         let others = others(communicator);
+        let group = self.group(communicator)?;
         let long = ((1 << 20) / others).clamp(LONG, 256 << 10).min(MOST / others);
-        // Whole elements, also in halves.
-        let long = (long & !0xff).max(256);
-        let hosts = self.group(communicator)?.hosts();
+        // Whole elements, also in halves; some for each rail.
+        let long = (long & !0xff).max(256) * group.rails();
+        let hosts = group.hosts();
         let beside = hosts.problem().is_none().then(|| hosts.beside(communicator.rank as usize));
         // Those that share links come last: congestion control remembers them.
         let [ring, halving, direct] = [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct]

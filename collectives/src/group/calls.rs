@@ -7,6 +7,16 @@ use super::*;
 const WINDOW: usize = 4;
 
 impl Group {
+    /// Bytes of a chunk: less with several rails, for each of which there should be some, and more than what is copied.
+    fn chunk_bytes(&self) -> usize {
+        let Options { chunk_bytes, eager_bytes, .. } = self.options;
+        let (chunk, eager) = (chunk_bytes as usize, eager_bytes as usize);
+        match self.rails() {
+            1 => chunk,
+            rails => (chunk / rails).max(2 * eager).next_multiple_of(64).min(chunk),
+        }
+    }
+
     /// What an operation asks for.
     fn demand(&self, operation: &Operation, lengths: (usize, usize)) -> Demand {
         // The same at all ranks, also where one alone has an input or an output.
@@ -23,7 +33,7 @@ impl Group {
             kind: operation.kind,
             bytes: length * operation.data_type.size(),
             ranks: self.cards.len(),
-            chunk: self.options.chunk_bytes as usize,
+            chunk: self.chunk_bytes(),
             unmapped: match &self.mapped {
                 Err(problem) => Some(problem),
                 Ok(_) if operation.kind == Kind::AllToAll && operation.sent.is_some() => {
@@ -181,7 +191,7 @@ impl Group {
             is_average: matches!(operation.reduction, Some(crate::Reduction::Average)),
             in_place,
         };
-        let chunk = (self.options.chunk_bytes as usize / element).max(1);
+        let chunk = (self.chunk_bytes() / element).max(1);
         let window = if self.is_on_device { WINDOW } else { usize::MAX };
         let shape = Shape { chunk, lands_above: self.options.eager_bytes as usize / element, window };
         let seat = Seat { rank, size, hosts: &self.hosts };

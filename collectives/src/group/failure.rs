@@ -43,7 +43,7 @@ impl Group {
             mapped.fail();
         }
         self.telling = Some((None, Nanos::ZERO));
-        self.next_look = Nanos::ZERO;
+        (self.next_look, self.device_due) = (Nanos::ZERO, Nanos::NEVER);
     }
 
     /// Whether the others still have to be told that it has failed.

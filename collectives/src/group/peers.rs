@@ -214,6 +214,9 @@ impl Group {
             return Ok(());
         }
         if channel.open(rail, heard) {
+            if heard > 1 {
+                info!(rank = self.rank, peer = from, rail, "the rail is taken up again");
+            }
             self.is_dirty = true;
             self.next_look = Nanos::ZERO;
         }

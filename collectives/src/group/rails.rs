@@ -64,6 +64,7 @@ impl Group {
         let (mut to_tell, mut chunks) = (Vec::new(), 0);
         channel.mend(
             (process.ports, process.now),
+            again,
             |rail| to_tell.push(rail),
             |waiting| {
                 chunks += 1;
@@ -74,13 +75,13 @@ impl Group {
             },
         )?;
         self.is_dirty |= chunks > 0;
-        let asked: Vec<(usize, Nanos)> = channel
-            .paths()
-            .iter()
-            .enumerate()
-            .filter_map(|(rail, path)| Some((rail, path.asks_since()?)))
-            .collect();
-        if let Some((rail, _)) = asked.iter().find(|(_, since)| process.now.since(*since) >= patience) {
+        let times = (patience.as_nanos() / again.as_nanos().max(1)) as u32;
+        if let Some(rail) = channel.paths().iter().position(|path| path.has_asked(times)) {
+            if self.is_leaving && self.executions.is_empty() {
+                // It has all that it needed, and has left.
+                channel.forget();
+                return Ok(());
+            }
             let how =
                 format!("rail {rail} to it failed, and it has not answered by another one for {patience:?}");
             self.fail(Cause::Lost { peer, how });
@@ -88,11 +89,6 @@ impl Group {
         }
         if channel.is_to_be_mended() {
             self.next_look = self.next_look.min(process.now + again);
-        }
-        if !asked.is_empty() {
-            to_tell.extend(asked.iter().map(|(rail, _)| *rail));
-            to_tell.sort_unstable();
-            to_tell.dedup();
         }
         for rail in to_tell {
             let left =

@@ -241,6 +241,7 @@ impl Member<'_> {
             time_us: mean / 1e3,
             min_us: microseconds(slowest.first()),
             median_us: microseconds(slowest.get(slowest.len() / 2)),
+            max_us: microseconds(slowest.last()),
             algbw_gb_s: algbw,
             busbw_gb_s: algbw * operation.bus_factor(self.place.size),
             wrong: None,

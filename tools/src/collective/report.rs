@@ -62,6 +62,7 @@ pub(super) struct Timing {
     /// Of the iterations, each at its slowest rank.
     pub(super) min_us: f64,
     pub(super) median_us: f64,
+    pub(super) max_us: f64,
     pub(super) algbw_gb_s: f64,
     pub(super) busbw_gb_s: f64,
     /// Wrong elements of all ranks; none if nothing was checked.
