@@ -205,7 +205,7 @@ pub(crate) struct Demand {
     pub(crate) chunk: usize,
     /// Partial results that travel would be rounded to the elements' type, which is a small one.
     pub(crate) is_small_float: bool,
-    /// A rank has a device that reduces, two operands at a time.
+    /// A rank has a device that reduces.
     pub(crate) is_on_device: bool,
     /// Why it can't be done on memory that all ranks have mapped, if it can't.
     pub(crate) unmapped: Option<&'static str>,
@@ -346,9 +346,6 @@ pub(crate) fn choose(
     if can(Algorithm::Mapped) {
         return (Algorithm::Mapped, Why::SharesMemory);
     }
-    if demand.is_on_device && demand.kind.reduces() && can(Algorithm::Ring) {
-        return (Algorithm::Ring, Why::OnDevice);
-    }
     if demand.is_small_float && demand.kind.reduces() {
         // Only these add up all elements before they round.
         let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
@@ -357,6 +354,9 @@ pub(crate) fn choose(
         if let Some(best) = best {
             return (best, Why::RoundsOnce);
         }
+    }
+    if demand.is_on_device && demand.kind.reduces() && can(Algorithm::Ring) {
+        return (Algorithm::Ring, Why::OnDevice);
     }
     let best = cheapest(model, demand, hosts, Algorithm::ALL.into_iter().filter(|algorithm| can(*algorithm)));
     (best.unwrap_or(Algorithm::Direct), Why::Cheapest)
@@ -401,7 +401,9 @@ pub(crate) fn explain(
     let mut reason = match why {
         Why::Forced => "which an option forces".to_owned(),
         Why::SharesMemory => "for the ranks share memory: no packet is as quick".to_owned(),
-        Why::OnDevice => "for a rank's device reduces, two operands at a time".to_owned(),
+        Why::OnDevice => {
+            "for a rank's device reduces: along a ring copies, wire and reductions overlap".to_owned()
+        }
         Why::RoundsOnce => "the cheapest that rounds the sum of all elements once".to_owned(),
         Why::Cheapest => "the cheapest by the model".to_owned(),
     };
