@@ -9,6 +9,7 @@ use ferroce::driver::gpu::{Device, GpuError, MAX_SOURCES, Reducer, Ticket};
 use ferroce::driver::reduction::{Computation, DataType, MAX_SPANS, Reduction, scale};
 use ferroce::driver::{Piece, Span, SpanMut};
 use ferroce::{Access, Context, Memory, Mr, Nanos, Sge};
+use tracing::warn;
 
 use crate::Error;
 use crate::fallback;
@@ -39,6 +40,8 @@ struct DeviceReducer {
     failed: Vec<(Ticket, GpuError)>,
     /// The regions of its memory.
     regions: HashSet<Mr>,
+    /// It has not computed something, and the log says why.
+    has_refused: bool,
 }
 
 /// What a device makes of a computation.
@@ -68,6 +71,7 @@ impl Computer {
             ended: Ticket::NONE,
             failed: Vec::new(),
             regions: HashSet::new(),
+            has_refused: false,
         });
         Computer { blocks: Vec::new(), device }
     }
@@ -124,7 +128,11 @@ impl Computer {
         }
         let reducer = match &mut own.reducer {
             Some(reducer) => reducer,
-            none => none.insert(own.device.reducer()?),
+            none => match own.device.reducer() {
+                Ok(reducer) => none.insert(reducer),
+                Err(GpuError::Unsupported { .. }) => return Ok(ByDevice::No),
+                Err(error) => return Err(error.into()),
+            },
         };
         let piece = |sge: &Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
         let sources: ArrayVec<Piece<'_>, MAX_SOURCES> =
@@ -135,7 +143,12 @@ impl Computer {
                 Ok(ByDevice::Begun(own.begun))
             }
             Err(GpuError::Full { .. }) => Ok(ByDevice::Later),
-            Err(GpuError::Unaligned { .. } | GpuError::Unsupported { .. }) => Ok(ByDevice::No),
+            Err(error @ (GpuError::Unaligned { .. } | GpuError::Unsupported { .. })) => {
+                if !std::mem::replace(&mut own.has_refused, true) {
+                    warn!("{error}");
+                }
+                Ok(ByDevice::No)
+            }
             Err(error) => Err(error.into()),
         }
     }

@@ -17,9 +17,12 @@ use ferroce::{Memory, RnicPort};
 use ferroce_collectives::{
     Algorithm, Buffer, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
 };
+use ferroce_driver_test_support::file_gpu::FileGpu;
 use ferroce_driver_test_support::gpu;
-use ferroce_driver_test_support::rnic_stub::Stub;
-use group::{LIMIT, check_sums, element, fill, join_again, options, run, run_on, run_with_gpus, sum};
+use ferroce_driver_test_support::rnic_stub::{INTEL, Stub};
+use group::{
+    LIMIT, check_sums, element, fill, join_again, options, run, run_on, run_ranks, run_with_gpus, sum,
+};
 use product::{check_all, room, small};
 
 /// The libibverbs of the tests in the place of a card, which refuses slices.
@@ -39,6 +42,27 @@ fn sums_over_a_card() {
         });
     }
     assert_eq!(stub.live_objects(), 0);
+}
+
+/// The card reaches the memory by itself, without queues of the device; what is reduced, this one leaves to the processor.
+#[test]
+fn every_operation_over_a_card_in_memory_of_a_device() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    stub.set_vendor(INTEL);
+    let verbs = Verbs::load_from(stub.path()).unwrap();
+    let open = |rank: u32| {
+        let port = RnicPort::open_by(&verbs, ["stub0", "stub1"][rank as usize % 2], None, None).unwrap();
+        let gpu: Arc<dyn Device> = Arc::new(FileGpu::default());
+        (port.into(), Some(gpu).filter(|_| rank % 4 != 2))
+    };
+    for size in [2, 3] {
+        run_ranks(size, small(), LIMIT, open, |mut ranks, all| {
+            let buffer = ranks.allocate(room()).unwrap();
+            check_all(&mut ranks, all, buffer, None, 0);
+            ranks.finish().unwrap();
+        });
+    }
+    assert!(stub.live_objects() == 0 && stub.dma_bufs().len() > 4);
 }
 
 /// Ranks whose device is strict, some late, and ranks without one.

@@ -83,7 +83,8 @@ where
     run_ranks(size, options, limit, |rank| (open(rank), None), body)
 }
 
-fn run_ranks<T, F>(
+/// As [`run`], each rank on the device and with the GPU that `open` makes for it.
+pub(crate) fn run_ranks<T, F>(
     size: u32,
     options: Options,
     limit: Duration,

@@ -13,7 +13,7 @@
 //! # Ok::<(), ferroce_driver::gpu::GpuError>(())
 //! ```
 //!
-//! Reductions are compiled by NVRTC (`libnvrtc.so.12`), which is loaded when the first [`reducer`](Device::reducer) is asked for.
+//! Reductions are compiled by NVRTC (`libnvrtc.so.12`), which is loaded for the first.
 
 mod buffer;
 mod compiler;

@@ -43,7 +43,6 @@ unsafe impl Send for KernelQueue {}
 
 impl KernelQueue {
     pub(super) fn new(cuda: Arc<Cuda>) -> Result<KernelQueue, GpuError> {
-        cuda.module()?;
         Ok(KernelQueue {
             reductions: UnderWay::new(&cuda)?,
             stream: Stream::new(&cuda.context)?,

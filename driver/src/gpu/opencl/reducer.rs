@@ -33,7 +33,6 @@ pub(super) struct KernelQueue {
 
 impl KernelQueue {
     pub(super) fn new(opencl: Arc<OpenCl>) -> Result<KernelQueue, GpuError> {
-        opencl.program()?;
         let commands = opencl.commands_in_order()?;
         let reductions = VecDeque::with_capacity(QUEUE_DEPTH);
         Ok(KernelQueue { opencl, commands, kernels: Vec::new(), reductions, last: Ticket::NONE })
