@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use ferroce::driver::gpu::MAX_SOURCES;
+
 use crate::operation::Kind;
 use crate::schedule::{Algorithm, Hosts};
 
@@ -355,7 +357,9 @@ pub(crate) fn choose(
             return (best, Why::RoundsOnce);
         }
     }
-    if demand.is_on_device && demand.kind.reduces() && can(Algorithm::Ring) {
+    // What is no longer than a chunk is in one stage at a time.
+    let overlaps = demand.bytes > demand.chunk || demand.ranks > MAX_SOURCES;
+    if demand.is_on_device && overlaps && demand.kind.reduces() && can(Algorithm::Ring) {
         return (Algorithm::Ring, Why::OnDevice);
     }
     let best = cheapest(model, demand, hosts, Algorithm::ALL.into_iter().filter(|algorithm| can(*algorithm)));
@@ -434,6 +438,17 @@ mod tests {
 
     fn hosts(ranks: usize, each: usize) -> Hosts {
         Hosts::new(&(0..ranks).map(|rank| rank / each).collect::<Vec<_>>())
+    }
+
+    /// Along a ring copies, wire and reductions overlap, of two operands each, which a device takes of however many ranks.
+    #[test]
+    fn long_operations_of_devices_and_those_of_many_go_along_a_ring() {
+        let choice = |bytes, ranks| {
+            let demand = Demand { is_on_device: true, ..demand(Kind::AllReduce, bytes, ranks) };
+            choose(&Model::default(), &demand, &hosts(ranks, 1), None).0
+        };
+        assert_eq!([choice(8, 4), choice(8, 9)], [Algorithm::Direct, Algorithm::Ring]);
+        assert_eq!([choice(1 << 19, 2), choice(1 << 19, 9)], [Algorithm::Ring; 2]);
     }
 
     #[test]

@@ -83,7 +83,7 @@
 //! is on the wire and one is reduced at the same time. Ranks may have different devices, or none; the bits are those of the processor.
 //!
 //! By way of the host, and with a poll that blocks, go: buffers of the host's memory at a rank with a GPU, elements that do not begin at a multiple of
-//! their size, more than 8 operands (an algorithm that is forced, with more ranks), f64 on a GPU without double precision, and averages of
+//! their size, more than 8 operands (Direct and TwoStep, with more ranks), f64 on a GPU without double precision, and averages of
 //! floats on one that does not round quotients. Each is counted, with its reason.
 //!
 //! With an RNIC nothing passes the host, if the card takes the memory as dma-buf ([`ferroce::manual::device_memory`]).
