@@ -15,13 +15,14 @@ mod space;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use ferroce::{Access, Context, Cq, Gid, Mr, Nanos, PathMtu, Qp, Sge, WcStatus, WorkCompletion};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::compute::Computer;
 use crate::control::Left;
 use crate::options::Options;
-use crate::ports::Ports;
+use crate::ports::{MAX_RAILS, Ports};
 use message::{Age, Call, Grant, Header, Immediate, Place, Purpose, Remote};
 pub(crate) use path::Path;
 use path::{Content, Posted, RECEIVE, SPARE};
@@ -112,6 +113,8 @@ pub(crate) struct Channel {
     unsent: VecDeque<Posted>,
     signals_all: bool,
     has_posted: bool,
+    /// When rails were looked at last.
+    looked: Nanos,
 
     /// Messages that have come, from the next that is due on; those of other rails may be ahead.
     early: VecDeque<Option<Raw>>,
@@ -202,6 +205,7 @@ impl Channel {
             unsent: VecDeque::new(),
             signals_all: false,
             has_posted: false,
+            looked: Nanos::ZERO,
             early: VecDeque::with_capacity(limits.depth as usize),
             arrivals: VecDeque::with_capacity(limits.depth as usize),
             newest: None,
@@ -350,7 +354,7 @@ impl Channel {
         let are_known = open().all(|(_, path)| path.rate().is_some());
         let cost = |path: &Path| {
             let rate = path.rate().filter(|_| are_known).unwrap_or(1.0);
-            (path.load() + u64::from(chunk)) as f64 / rate
+            if path.is_doubted() { f64::INFINITY } else { (path.load() + u64::from(chunk)) as f64 / rate }
         };
         open().min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(rail, _)| rail)
     }
@@ -737,18 +741,23 @@ impl Channel {
         self.paths.iter().enumerate().any(|(other, path)| other != rail && path.is_open())
     }
 
-    /// Rails by which nothing has come through for `patience`, though the peer was heard of by another one. Those of which nothing
-    /// would tell are asked.
+    /// A rail by which nothing has come through for about two ACK timeouts, though the peer was heard of by another one, and again
+    /// since that was noticed: it may have been away. Rails of which nothing would tell are asked.
     pub(crate) fn suspects(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Option<usize>, crate::Error> {
         if self.paths.len() == 1 {
             return Ok(None);
         }
+        if now.since(self.looked) > timeout {
+            // What this rank has not looked at for long tells nothing of its peer.
+            self.paths.iter_mut().for_each(Path::trust);
+        }
+        self.looked = now;
         for rail in 0..self.paths.len() {
-            if self.paths[rail].is_to_be_probed(now, patience / 2) {
+            if self.paths[rail].is_to_be_probed(now, timeout / 2) {
                 self.post((ports, now), rail, (Content::Credit(self.taken), None, true))?;
             }
         }
@@ -757,9 +766,14 @@ impl Channel {
                 self.paths.iter().enumerate().filter(|(other, path)| *other != rail && path.is_open());
             others.map(|(_, path)| path.heard).max()
         };
-        Ok((0..self.paths.len()).find(|rail| {
-            heard_by_another(*rail).is_some_and(|heard| self.paths[*rail].is_suspect(now, heard, patience))
-        }))
+        let heard: ArrayVec<Option<Nanos>, MAX_RAILS> = (0..self.paths.len()).map(heard_by_another).collect();
+        let mut paths = self.paths.iter_mut().zip(heard);
+        Ok(paths.position(|(path, heard)| heard.is_some_and(|heard| path.is_suspect(now, heard, timeout))))
+    }
+
+    /// Whether the peer is to be heard of, for it may be that nothing comes through by some rail.
+    pub(crate) fn doubts(&self, now: Nanos, timeout: Duration) -> bool {
+        self.paths.len() > 1 && self.paths.iter().any(|path| path.is_silent(now, timeout / 2))
     }
 
     /// Leaves the path of a rail that has failed.
@@ -768,14 +782,15 @@ impl Channel {
     }
 
     /// Goes on with paths that were left. Those of which the peer is to be told go to `told`, again and again until it answers; steps
-    /// whose chunks came through to `done`.
+    /// whose chunks came through to `done`. Whether there is a new queue pair: what the peer waits for may have to be told again.
     pub(crate) fn mend(
         &mut self,
         (ports, now): (&mut Ports, Nanos),
         again: Duration,
         mut told: impl FnMut(usize),
         mut done: impl FnMut(Waiting),
-    ) -> Result<(), crate::Error> {
+    ) -> Result<bool, crate::Error> {
+        let mut renewed = false;
         for (rail, path) in self.paths.iter_mut().enumerate() {
             if path.drain(now) || path.asks(now, again) {
                 told(rail);
@@ -785,6 +800,7 @@ impl Channel {
                     path.renew(ports, &self.limits, |posted| posted.waiting.into_iter().for_each(&mut done))?;
                 self.unsent
                     .extend(lost.into_iter().filter(|posted| !matches!(posted.content, Content::Credit(_))));
+                renewed = true;
                 // A credit may have been lost.
                 self.told = self.taken.wrapping_sub(self.depth);
             }
@@ -794,7 +810,7 @@ impl Channel {
             self.unsent.pop_front();
             self.post((ports, now), rail, (content, waiting, true))?;
         }
-        Ok(())
+        Ok(renewed)
     }
 
     /// Whether something is to be done by [`mend`](Channel::mend).

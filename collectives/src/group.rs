@@ -371,10 +371,11 @@ impl Group {
             }
             News::Failed(status) => {
                 let channel = self.peers[peer as usize].channel.as_mut();
-                if self.is_leaving && self.executions.is_empty() {
+                let can_do_without = channel.as_ref().is_some_and(|channel| channel.can_do_without(rail));
+                if self.is_leaving && self.executions.is_empty() && !can_do_without {
                     // It has left before its ACK came.
                     channel.into_iter().for_each(|channel| channel.forget());
-                } else if channel.is_some_and(|channel| channel.can_do_without(rail)) {
+                } else if can_do_without {
                     self.leave_rail(
                         process,
                         (peer, rail),

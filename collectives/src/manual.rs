@@ -110,7 +110,8 @@
 //!
 //! A rail that fails is left, in the middle of an operation too: both ranks tell each other, by another rail, how many messages have come
 //! by it, and those that have not are sent again by the others. It counts as failed when its queue pair does, or when nothing has come
-//! through for a quarter of [`Options::retry_budget`] (1.1 s by default) though the peer was heard of by another rail. A rail that is
+//! through for a little more than two ACK timeouts (1.2 s by default) though the peer was heard of by another rail, and again after one of
+//! them: a rank that was away for a while is none without a rail. A rail that is
 //! left is greeted once in [`Options::probe_interval`] while operations are under way, and taken up when it answers. Leaving one is a
 //! warning in the log, and counts among `collective_fallbacks`; a rank of which no rail answers is lost.
 //!

@@ -57,7 +57,15 @@ impl DerefMut for Ports {
 impl Port {
     /// The next control message that has come.
     pub(crate) fn next_message(&mut self) -> Result<Option<Envelope>, Error> {
+        if self.is_gone {
+            return Ok(None);
+        }
         self.control.next(&mut self.context)
+    }
+
+    /// Nothing comes or leaves by it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.is_gone
     }
 
     fn new(mut context: Context) -> Result<Port, Error> {

@@ -250,7 +250,18 @@ impl Turns {
     fn turns(&mut self) -> Result<(), Error> {
         let mut empty = 0;
         loop {
-            let mut moved = false;
+            let now = self.collectives.now();
+            let mut moved = self.collectives.poll(now)?;
+            let collectives = &mut self.collectives;
+            self.pending.retain(|(request, promise)| match collectives.has_ended(*request) {
+                Ok(false) => true,
+                ended => {
+                    promise.0.keep(ended.map(drop));
+                    moved = true;
+                    false
+                }
+            });
+            // Behind the poll, which takes note of who has woken it: whoever does so from now on ends the rest.
             loop {
                 match self.inbox.try_recv() {
                     Ok(Command::Call(closure)) => closure(&mut self.collectives),
@@ -265,17 +276,6 @@ impl Turns {
                 }
                 moved = true;
             }
-            let now = self.collectives.now();
-            moved |= self.collectives.poll(now)?;
-            let collectives = &mut self.collectives;
-            self.pending.retain(|(request, promise)| match collectives.has_ended(*request) {
-                Ok(false) => true,
-                ended => {
-                    promise.0.keep(ended.map(drop));
-                    moved = true;
-                    false
-                }
-            });
             empty = if moved { 0 } else { empty + 1 };
             if empty > PATIENCE {
                 self.collectives.rest(self.longest)?;

@@ -99,6 +99,15 @@ impl World {
         &mut self,
         operation: impl Fn(Buffer, Communicator) -> Operation,
     ) -> Vec<Result<Duration, Error>> {
+        self.run_with_pauses(operation, |_, _| false)
+    }
+
+    /// As [`try_run`](World::try_run); a rank for which `is_away` at a time does not poll.
+    fn run_with_pauses(
+        &mut self,
+        operation: impl Fn(Buffer, Communicator) -> Operation,
+        is_away: impl Fn(u32, Nanos) -> bool,
+    ) -> Vec<Result<Duration, Error>> {
         let start = self.now;
         let mut requests: Vec<Result<Request, Result<Duration, Error>>> = Vec::new();
         for ((it, all), buffer) in self.ranks.iter_mut().zip(&self.buffers) {
@@ -106,7 +115,10 @@ impl World {
         }
         while requests.iter().any(Result::is_ok) {
             let mut moved = false;
-            for ((it, _), request) in self.ranks.iter_mut().zip(&mut requests) {
+            for ((it, all), request) in self.ranks.iter_mut().zip(&mut requests) {
+                if is_away(all.rank(), self.now) {
+                    continue;
+                }
                 moved |= it.poll(self.now).unwrap();
                 let Ok(under_way) = *request else { continue };
                 match it.has_ended(under_way) {
@@ -117,12 +129,17 @@ impl World {
             }
             assert!(self.now.since(start) < Duration::from_secs(60), "no end");
             if !moved {
+                let now = self.now;
                 let timers = self
                     .ranks
                     .iter()
+                    .filter(|(_, all)| !is_away(all.rank(), now))
                     .flat_map(|(it, _)| it.next_timeout().into_iter().chain([it.next_look()]));
                 let next = timers.chain(self.fabric.fabric.next_event()).min().unwrap();
-                self.now = next.max(self.now + Duration::from_nanos(1));
+                // What has come to those that are away hides what comes to others.
+                let least =
+                    if self.ranks.iter().any(|(_, all)| is_away(all.rank(), now)) { 10_000 } else { 1 };
+                self.now = next.max(self.now + Duration::from_nanos(least));
             }
             self.fabric.fabric.advance(self.now);
         }
@@ -203,6 +220,61 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
             println!("back again: {back:?}");
             assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
         }
+    }
+}
+
+#[test]
+fn a_rank_that_is_away_for_a_while_is_none_without_a_rail() {
+    let mut world = World::new(3, &[100 * GIGABIT; 2], |_| 2, &ring());
+    let whole = world.all_reduce(COUNT);
+    // Between operations.
+    for pause in [1200, 2500, 4000] {
+        world.now = world.now + Duration::from_millis(pause);
+        world.all_reduce(1 << 17);
+    }
+    // In the middle of one.
+    for pause in [600, 1200, 2500, 4000] {
+        world.buffers.clear();
+        for (it, _) in &mut world.ranks {
+            world.buffers.push(it.allocate(COUNT * 8).unwrap());
+        }
+        let away = world.now + whole / 2;
+        let ends = world.run_with_pauses(
+            |buffer, _| Operation::all_reduce(buffer, buffer, COUNT, DataType::U64, Reduction::Sum),
+            |rank, now| rank == 1 && now >= away && now < away + Duration::from_millis(pause),
+        );
+        println!("away for {pause} ms: {ends:?}");
+        assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+        for ((it, _), buffer) in world.ranks.iter_mut().zip(&world.buffers) {
+            it.deregister(*buffer).unwrap();
+        }
+    }
+    let left: Vec<u64> = world.ranks.iter().map(|(it, _)| left(it)).collect();
+    assert_eq!(left, [0, 0, 0], "rails that were left though none has failed");
+}
+
+/// Messages go one way, so that nothing but a credit comes back: the rail dies at any moment, also when that is all that is under way.
+#[test]
+fn a_credit_that_a_rail_loses_is_given_again() {
+    let options = ring()
+        .chunk_bytes(1024)
+        .eager_bytes(64)
+        .ack_timeout(Duration::from_millis(4))
+        .probe_interval(Duration::from_millis(10))
+        .stall_timeout(Duration::from_secs(1));
+    const FEW: usize = (256 << 10) / 8;
+    for step in 0..250 {
+        let mut world = World::new(2, &[100 * GIGABIT; 2], |_| 2, &options);
+        world.all_reduce(1024);
+        world.buffers.clear();
+        for (it, _) in &mut world.ranks {
+            world.buffers.push(it.allocate(FEW * 8).unwrap());
+        }
+        let cut = world.now + Duration::from_nanos(200 * step);
+        world.set_link(1, 0, false, cut);
+        let ends = world
+            .try_run(|buffer, _| Operation::reduce(buffer, buffer, FEW, DataType::U64, Reduction::Sum, 1));
+        assert!(ends.iter().all(Result::is_ok), "cut after {} ns: {ends:?}", 200 * step);
     }
 }
 

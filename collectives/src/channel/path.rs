@@ -46,8 +46,10 @@ pub(crate) struct Path {
     last: Option<Left>,
     /// Of the failed one: how far the peer says that messages came.
     came: Option<u32>,
-    /// When something last completed, or the first was posted.
+    /// When something last completed, or the first was posted that tells of its end.
     progress: Nanos,
+    /// Since when it is doubtful that anything comes through.
+    doubted: Option<Nanos>,
     /// When the peer was last heard of by this rail.
     pub(crate) heard: Nanos,
     load: Load,
@@ -138,7 +140,6 @@ impl Path {
             .max_recv_sge(1)
             .max_inline_data(0);
         let qp = context.create_qp(&config)?;
-        context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
         let psn = context.random_psn();
         let mut path = Path {
             rail,
@@ -160,13 +161,21 @@ impl Path {
             last: None,
             came: None,
             progress: Nanos::ZERO,
+            doubted: None,
             heard: Nanos::ZERO,
             load: Load::default(),
         };
-        for _ in 0..receives {
-            path.post_receive(ports)?;
+        if let Err(error) = path.begin(ports, receives) {
+            ports.of_mut(rail).context.destroy_qp(qp)?;
+            return Err(error);
         }
         Ok(path)
+    }
+
+    fn begin(&mut self, ports: &mut Ports, receives: u32) -> Result<(), Error> {
+        let init = Transition::Init { access: Access::REMOTE_WRITE };
+        ports.of_mut(self.rail).context.modify_qp(self.qp, init)?;
+        (0..receives).try_for_each(|_| self.post_receive(ports))
     }
 
     /// Connects to the peer's queue pair.
@@ -286,7 +295,7 @@ impl Path {
         let data = from.as_ref().map_or(Data::Inline(&[]), |from| Data::Sges(std::slice::from_ref(from)));
         let op = SendOp::WriteWithImm(to, immediate.value());
         ports.of_mut(self.rail).context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags })?;
-        if self.posted.is_empty() {
+        if self.posted.is_empty() || (signaled && self.signaled == 0) {
             self.progress = now;
         }
         self.signaled += u32::from(signaled);
@@ -310,7 +319,7 @@ impl Path {
             self.load.has_moved(posted.content.chunk(), now);
             each(posted);
         }
-        (self.progress, self.heard) = (now, now);
+        (self.progress, self.heard, self.doubted) = (now, now, None);
     }
 
     /// A receive has completed, with a message.
@@ -318,7 +327,8 @@ impl Path {
         self.received = self.received.wrapping_add(1);
         self.receives -= 1;
         self.heard = now;
-        if matches!(self.state, State::Greeting | State::Open) { self.post_receive(ports) } else { Ok(()) }
+        let is_of_use = matches!(self.state, State::Greeting | State::Open) && !ports.of(self.rail).is_gone();
+        if is_of_use { self.post_receive(ports) } else { Ok(()) }
     }
 
     /// A receive has come back without one.
@@ -345,13 +355,30 @@ impl Path {
         self.signaled = 0;
     }
 
-    /// Whether chunks, or what a probe is behind, have been under way for so long, though the peer was heard of by another rail, at
-    /// `heard`, well after the last that came through.
-    pub(super) fn is_suspect(&self, now: Nanos, heard: Nanos, patience: Duration) -> bool {
-        self.state == State::Open
-            && self.signaled > 0
-            && now.since(self.progress) >= patience
-            && heard >= self.progress + patience / 2
+    /// Whether it is to be left, as nothing comes through though the peer was heard of by another rail, at `heard`. First there is a
+    /// doubt: the peer may have been away, and what was dropped meanwhile comes with the next timeout.
+    pub(super) fn is_suspect(&mut self, now: Nanos, heard: Nanos, timeout: Duration) -> bool {
+        let is_old = self.is_silent(now, timeout) && heard >= self.progress + timeout / 2;
+        if !is_old {
+            self.doubted = None;
+            return false;
+        }
+        let since = *self.doubted.get_or_insert(now);
+        now.since(since) >= timeout * 5 / 4 && heard >= since + timeout / 2
+    }
+
+    /// Whether nothing comes through, as of now for so long.
+    pub(super) fn is_silent(&self, now: Nanos, long: Duration) -> bool {
+        self.state == State::Open && self.signaled > 0 && now.since(self.progress) >= long
+    }
+
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubted.is_some()
+    }
+
+    /// There is no reason to doubt it.
+    pub(super) fn trust(&mut self) {
+        self.doubted = None;
     }
 
     /// Whether something is under way of which no completion tells, and which is old.
@@ -425,11 +452,11 @@ impl Path {
         limits: &Limits,
         mut came_through: impl FnMut(Posted),
     ) -> Result<VecDeque<Posted>, Error> {
+        let next = Path::new(ports, self.rail, self.cq, self.peer, limits)?;
+        ports.of_mut(self.rail).context.destroy_qp(self.qp)?;
         let came = self.came.unwrap_or_default().wrapping_sub(self.completed) as usize;
         let mut posted = std::mem::take(&mut self.posted);
         posted.drain(..came.min(posted.len())).for_each(&mut came_through);
-        ports.of_mut(self.rail).context.destroy_qp(self.qp)?;
-        let next = Path::new(ports, self.rail, self.cq, self.peer, limits)?;
         *self = Path { own: self.own + 1, last: self.last, heard: self.heard, ..next };
         Ok(posted)
     }

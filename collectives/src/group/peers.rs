@@ -64,7 +64,11 @@ impl Group {
     ) -> Result<(), Error> {
         let Some(card) = self.cards[peer as usize].rails().get(rail).copied() else { return Ok(()) };
         let to = (card.gid(), self.ways[rail].0, self.options.traffic_class);
-        let Port { context, pd, control, .. } = process.ports.of_mut(rail);
+        let port = process.ports.of_mut(rail);
+        if port.is_gone() {
+            return Ok(());
+        }
+        let Port { context, pd, control, .. } = port;
         let ah = match control.address(context, *pd, to) {
             Ok(ah) => ah,
             Err(error @ ferroce::Error::Exhausted { .. }) => return Err(error.into()),
@@ -205,6 +209,11 @@ impl Group {
             && let Err(error) =
                 channel.connect(process.ports, rail, &self.options, (card.gid(), gid_index), path_mtu, link)
         {
+            if channel.is_open() {
+                // The other rails do without it. It is greeted again.
+                debug!(%error, peer = from, rail, "a rail that can't be connected");
+                return Ok(());
+            }
             let problem = format!("what it says of its end of the channel: {error}");
             self.fail(Cause::Protocol { peer: from, problem });
             return Ok(());

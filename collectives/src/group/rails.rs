@@ -29,6 +29,10 @@ impl Group {
         left: &Left,
     ) -> Result<(), Error> {
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
+        if channel.paths().len() == 1 {
+            // Nobody leaves the only one.
+            return Ok(());
+        }
         let rail = left.rail as usize;
         let was_left = channel.paths().get(rail).is_none_or(Path::is_left);
         let answer = channel.hear_left(process.ports, left)?;
@@ -53,16 +57,29 @@ impl Group {
     fn mend_rails_to(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         let (patience, again) = (self.options.retry_budget(), self.again());
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
-        if let Some(rail) = channel.suspects((process.ports, process.now), patience / 4)? {
-            let why = format!("nothing has come through for {:?}, though the peer is there", patience / 4);
-            return self.leave_rail(process, (peer, rail), &why);
+        // About an ACK timeout.
+        let timeout = patience / (u32::from(self.options.retry_count) + 1);
+        if let Some(rail) = channel.suspects((process.ports, process.now), timeout)? {
+            let why = "nothing comes through, again and again, though the peer is there";
+            return self.leave_rail(process, (peer, rail), why);
         }
-        if !channel.is_to_be_mended() {
+        let (doubts, is_to_be_mended) = (channel.doubts(process.now, timeout), channel.is_to_be_mended());
+        if doubts {
+            // The peer must be heard of again, by another rail.
+            self.next_look = self.next_look.min(process.now + timeout / 8);
+            let link = &mut self.peers[peer as usize];
+            if process.now.since(link.pinged) >= timeout / 8 {
+                link.pinged = process.now;
+                self.tell(process, peer, Message::Ping { call: self.calls })?;
+            }
+        }
+        if !is_to_be_mended {
             return Ok(());
         }
+        let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let (executions, first) = (&mut self.executions, self.first);
         let (mut to_tell, mut chunks) = (Vec::new(), 0);
-        channel.mend(
+        let renewed = channel.mend(
             (process.ports, process.now),
             again,
             |rail| to_tell.push(rail),
@@ -74,7 +91,16 @@ impl Group {
                 }
             },
         )?;
-        self.is_dirty |= chunks > 0;
+        self.is_dirty |= renewed || chunks > 0;
+        if renewed {
+            // The peer is greeted at once.
+            self.next_look = Nanos::ZERO;
+        }
+        let peer_of_rail = &mut self.peers[peer as usize];
+        if let Some((bytes, sending)) = peer_of_rail.chunks.end(chunks, process.now) {
+            self.log.was_sending(peer, bytes, sending);
+        }
+        let Some(channel) = &mut peer_of_rail.channel else { return Ok(()) };
         let times = (patience.as_nanos() / again.as_nanos().max(1)) as u32;
         if let Some(rail) = channel.paths().iter().position(|path| path.has_asked(times)) {
             if self.is_leaving && self.executions.is_empty() {
