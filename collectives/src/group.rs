@@ -331,10 +331,7 @@ impl Group {
             let mut chunks = 0;
             let done = |waiting: Waiting| {
                 chunks += 1;
-                let index = waiting.operation.checked_sub(first);
-                if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
-                    execution.sent(waiting.step);
-                }
+                sent(executions, first, waiting);
             };
             let news = channel.complete((process.ports, process.now), rail, &wc, done)?;
             if let Some((bytes, sending)) = peer.chunks.end(chunks, process.now) {
@@ -548,6 +545,14 @@ impl Group {
             }
         }
         Ok(())
+    }
+}
+
+/// The memory of a step that sends is free again, if its operation is under way still. `first` is the id of the first of them.
+fn sent(executions: &mut VecDeque<Option<Execution>>, first: u64, waiting: Waiting) {
+    let index = waiting.operation.checked_sub(first);
+    if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
+        execution.sent(waiting.step);
     }
 }
 

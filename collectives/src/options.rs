@@ -186,7 +186,12 @@ impl Options {
 
     /// For how long a neighbour may be silent before it counts as gone.
     pub fn retry_budget(&self) -> Duration {
-        self.ready_to_send(Psn::new(0)).ack_timeout().unwrap_or_default() * (u32::from(self.retry_count) + 1)
+        self.timeout() * (u32::from(self.retry_count) + 1)
+    }
+
+    /// The ACK timeout as it is encoded.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.ready_to_send(Psn::new(0)).ack_timeout().unwrap_or_default()
     }
 
     /// How a queue pair to a neighbour sends.

@@ -57,8 +57,7 @@ impl Group {
     fn mend_rails_to(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         let (patience, again) = (self.options.retry_budget(), self.again());
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
-        // About an ACK timeout.
-        let timeout = patience / (u32::from(self.options.retry_count) + 1);
+        let timeout = self.options.timeout();
         if let Some(rail) = channel.suspects((process.ports, process.now), timeout)? {
             let why = "nothing comes through, again and again, though the peer is there";
             return self.leave_rail(process, (peer, rail), why);
@@ -85,10 +84,7 @@ impl Group {
             |rail| to_tell.push(rail),
             |waiting| {
                 chunks += 1;
-                let index = waiting.operation.checked_sub(first);
-                if let Some(Some(execution)) = index.and_then(|index| executions.get_mut(index as usize)) {
-                    execution.sent(waiting.step);
-                }
+                sent(executions, first, waiting);
             },
         )?;
         self.is_dirty |= renewed || chunks > 0;
