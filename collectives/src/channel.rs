@@ -253,8 +253,8 @@ impl Channel {
     }
 
     /// Whether a word of the peer's queue pair `epoch` of a rail is of use: [`connect`](Channel::connect) to it.
-    pub(crate) fn is_to_connect(&self, rail: usize, epoch: u32) -> bool {
-        self.paths.get(rail).is_some_and(|path| path.is_to_connect(epoch))
+    pub(crate) fn is_to_connect(&self, now: Nanos, rail: usize, epoch: u32) -> bool {
+        self.paths.get(rail).is_some_and(|path| path.is_to_connect(now, epoch))
     }
 
     /// Connects to the peer's end of a path.
@@ -277,8 +277,8 @@ impl Channel {
     }
 
     /// The peer is ready to receive from this end's queue pair `own` of a rail. Whether that is news.
-    pub(crate) fn open(&mut self, rail: usize, own: u32) -> bool {
-        self.paths.get_mut(rail).is_some_and(|path| path.open(own))
+    pub(crate) fn open(&mut self, now: Nanos, rail: usize, own: u32) -> bool {
+        self.paths.get_mut(rail).is_some_and(|path| path.open(now, own))
     }
 
     /// Whether the peer is ready to receive.
@@ -776,9 +776,14 @@ impl Channel {
         self.paths.len() > 1 && self.paths.iter().any(|path| path.is_silent(now, timeout / 2))
     }
 
-    /// Leaves the path of a rail that has failed.
-    pub(crate) fn leave(&mut self, ports: &mut Ports, rail: usize) -> Result<(), crate::Error> {
-        self.paths.get_mut(rail).map_or(Ok(()), |path| path.leave(ports))
+    /// Leaves the path of a rail that has failed. `patience` is the retry budget.
+    pub(crate) fn leave(
+        &mut self,
+        (ports, now): (&mut Ports, Nanos),
+        rail: usize,
+        patience: Duration,
+    ) -> Result<(), crate::Error> {
+        self.paths.get_mut(rail).map_or(Ok(()), |path| path.leave(ports, now, patience))
     }
 
     /// Goes on with paths that were left. Those of which the peer is to be told go to `told`, again and again until it answers; steps
@@ -819,10 +824,15 @@ impl Channel {
     }
 
     /// The peer has left a path. What it is told.
-    pub(crate) fn hear_left(&mut self, ports: &mut Ports, left: &Left) -> Result<Option<Left>, crate::Error> {
+    pub(crate) fn hear_left(
+        &mut self,
+        (ports, now): (&mut Ports, Nanos),
+        left: &Left,
+        patience: Duration,
+    ) -> Result<Option<Left>, crate::Error> {
         let Some(path) = self.paths.get_mut(left.rail as usize) else { return Ok(None) };
         if path.hear_left(left) {
-            path.leave(ports)?;
+            path.leave(ports, now, patience)?;
         }
         let known = path.left().filter(|own| (own.own, own.theirs) == (left.theirs, left.own));
         Ok(known.filter(|_| !left.is_answer).map(|own| Left { is_answer: true, ..own }))

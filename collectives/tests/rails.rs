@@ -90,6 +90,28 @@ impl World {
         time
     }
 
+    /// Polls for a while.
+    fn idle(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            let mut moved = false;
+            for (it, _) in &mut self.ranks {
+                moved |= it.poll(self.now).unwrap();
+            }
+            if !moved {
+                self.now = self.next_event().max(self.now + Duration::from_nanos(1)).min(end);
+            }
+            self.fabric.fabric.advance(self.now);
+        }
+    }
+
+    /// When the next thing is due, of ranks or on the wire.
+    fn next_event(&self) -> Nanos {
+        let timers =
+            self.ranks.iter().flat_map(|(it, _)| it.next_timeout().into_iter().chain([it.next_look()]));
+        timers.chain(self.fabric.fabric.next_event()).min().unwrap()
+    }
+
     /// Each rank's part of an operation on its buffer, to its end. Returns the time that it took.
     fn run(&mut self, operation: impl Fn(Buffer, Communicator) -> Operation) -> Duration {
         self.try_run(operation).into_iter().map(Result::unwrap).max().unwrap()
@@ -221,6 +243,32 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
             assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
         }
     }
+}
+
+/// It can be connected, and does not last: as one with a loose plug, or whose switch drops what is long.
+#[test]
+fn a_rail_that_fails_again_and_again_is_taken_up_ever_more_rarely() {
+    const TURNS: usize = 24;
+    let options = ring().ack_timeout(Duration::from_millis(4)).probe_interval(Duration::from_millis(10));
+    let mut world = World::new(2, &[100 * GIGABIT; 2], |_| 2, &options);
+    world.all_reduce(1 << 17);
+    let whole = world.all_reduce(COUNT);
+    let mut held_up = 0;
+    for _ in 0..TURNS {
+        world.set_link(1, 1, false, world.now + whole / 4);
+        let time = world.all_reduce(COUNT);
+        held_up += usize::from(time > whole * 5 / 2);
+        world.set_link(1, 1, true, world.now);
+        // More than enough to be connected.
+        world.idle(options.retry_budget());
+    }
+    println!("{held_up} of {TURNS} operations were held up by the rail");
+    // 0 to 1/4, 1/4, 1/2, 1, 2, 4, 8 and 16 budgets of rest.
+    assert!((2..=8).contains(&held_up), "{held_up} of {TURNS}");
+    // One that lasts is as good as before.
+    world.idle(options.retry_budget() * 40);
+    let back = world.all_reduce(COUNT);
+    assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
 }
 
 #[test]

@@ -53,6 +53,7 @@ pub(crate) struct Path {
     /// When the peer was last heard of by this rail.
     pub(crate) heard: Nanos,
     load: Load,
+    failures: Failures,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,17 @@ enum State {
     Draining,
     /// The peer is asked what came: so often so far, and when last.
     Failed { asks: u32, last: Nanos },
+}
+
+/// Queue pairs of a path that failed. One that fails again and again, though it can be connected, is taken up ever more rarely: each
+/// time it holds operations up until it is left.
+#[derive(Clone, Copy, Default)]
+struct Failures {
+    /// Since one that lived long.
+    recent: u32,
+    opened: Option<Nanos>,
+    /// When the next queue pair may be connected.
+    rests_until: Nanos,
 }
 
 /// What a path moves.
@@ -164,6 +176,7 @@ impl Path {
             doubted: None,
             heard: Nanos::ZERO,
             load: Load::default(),
+            failures: Failures::default(),
         };
         if let Err(error) = path.begin(ports, receives) {
             ports.of_mut(rail).context.destroy_qp(qp)?;
@@ -214,10 +227,11 @@ impl Path {
         self.theirs
     }
 
-    /// Whether a word of the peer's queue pair `epoch` is of use: not of one that has failed, nor before this end has left its own.
-    pub(super) fn is_to_connect(&self, epoch: u32) -> bool {
+    /// Whether a word of the peer's queue pair `epoch` is of use: not of one that has failed, nor before this end has left its own,
+    /// nor while it rests.
+    pub(super) fn is_to_connect(&self, now: Nanos, epoch: u32) -> bool {
         let is_gone = self.last.is_some_and(|last| epoch <= last.theirs);
-        self.state == State::Greeting && self.theirs == 0 && !is_gone
+        self.state == State::Greeting && self.theirs == 0 && !is_gone && now >= self.failures.rests_until
     }
 
     pub(super) fn rail(&self) -> usize {
@@ -239,10 +253,11 @@ impl Path {
     }
 
     /// The peer is ready to receive from the queue pair `own`. Whether that is news.
-    pub(super) fn open(&mut self, own: u32) -> bool {
+    pub(super) fn open(&mut self, now: Nanos, own: u32) -> bool {
         let is_news = self.state == State::Greeting && self.own == own && self.theirs != 0;
         if is_news {
             self.state = State::Open;
+            self.failures.opened = Some(now);
         }
         is_news
     }
@@ -389,10 +404,12 @@ impl Path {
             && now.since(self.progress) >= patience
     }
 
-    /// It is of no use any more: nothing comes or leaves from now on.
-    pub(super) fn leave(&mut self, ports: &mut Ports) -> Result<(), Error> {
+    /// It is of no use any more: nothing comes or leaves from now on. How long the next queue pair rests goes by the retry budget,
+    /// `patience`.
+    pub(super) fn leave(&mut self, ports: &mut Ports, now: Nanos, patience: Duration) -> Result<(), Error> {
         if matches!(self.state, State::Greeting | State::Open) {
             self.state = State::Draining;
+            self.failures.count(now, patience);
             ports.of_mut(self.rail).context.modify_qp(self.qp, Transition::Error)?;
         }
         Ok(())
@@ -457,8 +474,30 @@ impl Path {
         let came = self.came.unwrap_or_default().wrapping_sub(self.completed) as usize;
         let mut posted = std::mem::take(&mut self.posted);
         posted.drain(..came.min(posted.len())).for_each(&mut came_through);
-        *self = Path { own: self.own + 1, last: self.last, heard: self.heard, ..next };
+        let failures = self.failures;
+        let next_hello = failures.rests_until;
+        *self = Path { own: self.own + 1, last: self.last, heard: self.heard, failures, next_hello, ..next };
         Ok(posted)
+    }
+}
+
+impl Failures {
+    /// Retry budgets that a queue pair must have lived for, so that those before it do not count.
+    const LONG: u32 = 16;
+
+    /// The first time it is taken up at once; then after a quarter of the budget, about what it costs to leave it, then after
+    /// twice as long each time.
+    fn count(&mut self, now: Nanos, patience: Duration) {
+        let lived = self.opened.take().map_or(Duration::ZERO, |opened| now.since(opened));
+        if lived >= patience * Failures::LONG {
+            self.recent = 0;
+        }
+        let rest = match self.recent {
+            0 => Duration::ZERO,
+            times => patience / 4 * (1 << (times - 1).min(6)),
+        };
+        self.rests_until = now + rest;
+        self.recent = self.recent.saturating_add(1);
     }
 }
 

@@ -204,7 +204,7 @@ impl Group {
         let Some(card) = self.cards[from as usize].rails().get(rail) else { return Ok(()) };
         let (gid_index, path_mtu) = self.ways[rail];
         let Some(channel) = &mut self.peers[from as usize].channel else { return Ok(()) };
-        let is_new = channel.is_to_connect(rail, link.epoch);
+        let is_new = channel.is_to_connect(process.now, rail, link.epoch);
         if is_new
             && let Err(error) =
                 channel.connect(process.ports, rail, &self.options, (card.gid(), gid_index), path_mtu, link)
@@ -222,7 +222,7 @@ impl Group {
             // Of a queue pair that is not there any more, or not yet of use.
             return Ok(());
         }
-        if channel.open(rail, heard) {
+        if channel.open(process.now, rail, heard) {
             if heard > 1 {
                 info!(rank = self.rank, peer = from, rail, "the rail is taken up again");
             }

@@ -16,7 +16,7 @@ impl Group {
         if !channel.paths()[rail].is_left() {
             fallback::without_rail(process.ports, (self.rank, peer, rail), why);
         }
-        channel.leave(process.ports, rail)?;
+        channel.leave((process.ports, process.now), rail, self.options.retry_budget())?;
         self.next_look = Nanos::ZERO;
         Ok(())
     }
@@ -35,7 +35,8 @@ impl Group {
         }
         let rail = left.rail as usize;
         let was_left = channel.paths().get(rail).is_none_or(Path::is_left);
-        let answer = channel.hear_left(process.ports, left)?;
+        let patience = self.options.retry_budget();
+        let answer = channel.hear_left((process.ports, process.now), left, patience)?;
         if !was_left && channel.paths()[rail].is_left() {
             fallback::without_rail(process.ports, (self.rank, from, rail), "the peer has left it");
         }
