@@ -285,7 +285,7 @@ impl Collectives {
                 Ok(id) => first = first.or(Some(id)),
                 Err(error) => {
                     if first.is_some() {
-                        group.fail(Cause::Local { problem: error.to_string() });
+                        group.refused(&error);
                     }
                     return Err(error);
                 }

@@ -3,6 +3,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use ferroce::MemoryError;
 use ferroce::driver::gpu::GpuError;
 
 /// Why a communicator could not be made, or a collective did not finish.
@@ -205,7 +206,26 @@ impl Cause {
     }
 }
 
+impl Cause {
+    /// Why a rank can't go on that was refused something.
+    pub(crate) fn of(rank: u32, error: &Error) -> Cause {
+        match error.of_device() {
+            Some(error) => Cause::Device { rank, problem: error.to_string() },
+            None => Cause::Local { problem: error.to_string() },
+        }
+    }
+}
+
 impl Error {
+    /// What a GPU was asked in vain, or has failed at, if it is that.
+    fn of_device(&self) -> Option<&GpuError> {
+        match self {
+            Error::Gpu(error) | Error::Verbs(ferroce::Error::Gpu(error)) => Some(error),
+            Error::Verbs(ferroce::Error::Region { source: MemoryError::Gpu(error), .. }) => Some(error),
+            _ => None,
+        }
+    }
+
     pub(crate) fn invalid(what: &'static str, value: impl ToString, expected: impl Into<String>) -> Error {
         Error::Invalid { what, value: value.to_string(), expected: expected.into() }
     }

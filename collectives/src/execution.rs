@@ -267,6 +267,11 @@ impl Execution {
         [self.places.input, self.places.output].into_iter().flatten().any(|(of, _)| of == mr)
     }
 
+    /// Whether a device is about steps of it.
+    pub(crate) fn is_on_device(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     /// Whether all is done.
     pub(crate) fn is_done(&self) -> bool {
         self.left == 0
@@ -324,7 +329,7 @@ impl Execution {
         loop {
             let mut moved = false;
             for index in 0..self.lanes.len() {
-                let is_starved = self.under_way == 0;
+                let is_starved = self.under_way == 0 && self.running.is_empty();
                 let this = match self.lanes[index].way {
                     Way::Send => self.send(index, tools)?,
                     Way::Receive => self.receive(index, tools)?,

@@ -273,7 +273,7 @@ impl Group {
     /// Takes what has completed, and goes on with operations. Returns whether anything has moved.
     pub(crate) fn poll(&mut self, process: &mut Process<'_>) -> bool {
         self.try_poll(process).unwrap_or_else(|error| {
-            self.fail(Cause::Local { problem: error.to_string() });
+            self.refused(&error);
             false
         })
     }
@@ -305,10 +305,7 @@ impl Group {
         let cause = match moved {
             Ok(moved) => return moved,
             Err(Trouble::Cause(cause)) => cause,
-            Err(Trouble::Error(Error::Gpu(error))) => {
-                Cause::Device { rank: self.rank, problem: error.to_string() }
-            }
-            Err(Trouble::Error(error)) => Cause::Local { problem: error.to_string() },
+            Err(Trouble::Error(error)) => Cause::of(self.rank, &error),
         };
         self.fail(cause);
         false
@@ -367,9 +364,12 @@ impl Group {
                 self.granted(peer, call, grant);
             }
             News::Failed(status) => {
+                let of_device = self.device_failed(process.ports, peer, status);
                 let channel = self.peers[peer as usize].channel.as_mut();
                 let can_do_without = channel.as_ref().is_some_and(|channel| channel.can_do_without(rail));
-                if self.is_leaving && self.executions.is_empty() && !can_do_without {
+                if let Some(cause) = of_device {
+                    self.fail(cause);
+                } else if self.is_leaving && self.executions.is_empty() && !can_do_without {
                     // It has left before its ACK came.
                     channel.into_iter().for_each(|channel| channel.forget());
                 } else if can_do_without {
@@ -379,7 +379,7 @@ impl Group {
                         &format!("its queue pair failed with {status:?}"),
                     )?;
                 } else {
-                    let cause = self.why(process.ports, peer, status);
+                    let cause = self.why(peer, status);
                     self.fail(cause);
                 }
             }

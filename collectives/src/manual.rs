@@ -67,7 +67,7 @@
 //! | [`Mismatch`](Cause::Mismatch) | a bug: two ranks called different things; both are named |
 //! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is cut off, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and go on without it, or give it more time |
 //! | [`Aborted`](Cause::Aborted) | another rank was first; its words are in it |
-//! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs |
+//! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs; a device that hangs is a `Device` |
 //! | [`Protocol`](Cause::Protocol) | a rank sent what it may not: another version, memory that was overwritten, an attack |
 //! | [`Device`](Cause::Device) | a GPU, here or of the rank that is named, has not copied or not computed: its log says why |
 //! | [`Local`](Cause::Local) | this rank's port or memory |

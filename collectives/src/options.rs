@@ -85,10 +85,11 @@ pub struct Options {
     /// cores, spinning keeps the core from the very rank that is waited for: `Idle::Adaptive { spins: 0, yields: 20 }` gives
     /// way at once.
     pub idle: Idle,
-    /// When nothing has moved for so long, idle neighbours are asked for a sign of life (an empty
-    /// WRITE), so that one that is gone is noticed by those who only wait for it, too.
+    /// When nothing has moved for so long, those that it waits for are asked for a sign of life (a datagram), so that one that is
+    /// gone is noticed by those who only wait for it, too.
     pub probe_interval: Duration,
-    /// When nothing has moved for so long though the neighbours live, the call fails.
+    /// When nothing has moved for so long though those that it waits for live, the call fails. A device of this rank that has ended
+    /// nothing for seven eighths of it fails.
     pub stall_timeout: Duration,
 }
 

@@ -7,13 +7,16 @@ mod product;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use ferroce::driver::Clock;
 use ferroce::driver::gpu::Device;
 use ferroce::driver::gpu::strict::{Strict, StrictDevice, Submission};
 use ferroce::driver::reduction::reduce;
 use ferroce::driver::rnic::Verbs;
 use ferroce::{Memory, RnicPort};
+use ferroce_collectives::flight::{Diagnosis, Finding, Recording, Why};
 use ferroce_collectives::{
     Algorithm, Buffer, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
 };
@@ -325,5 +328,88 @@ fn a_copy_that_fails_ends_the_operation_at_every_rank() {
             );
         }
         println!("{failing:?}, {size} ranks, {:?}: {errors:?}", start.elapsed());
+    }
+}
+
+/// A device that is gone refuses each copy and computation before it has begun. Nobody is taken for gone.
+#[test]
+fn a_device_that_is_lost_is_named_by_every_rank() {
+    const COUNT: usize = 100_000;
+    let whole = |buffer, _| Operation::all_reduce(buffer, buffer, COUNT, DataType::F32, ReduceOp::Sum);
+    let short = |buffer, _| Operation::all_reduce(buffer, buffer, 8, DataType::F32, ReduceOp::Sum);
+    let gather =
+        |buffer: Buffer, _| Operation::all_gather(buffer, buffer.at(4 * COUNT as u64), COUNT, DataType::F32);
+    let from_it = |buffer, _| Operation::broadcast(buffer, buffer, COUNT, DataType::F32, 1);
+    let to_it = |buffer, _| Operation::broadcast(buffer, buffer, COUNT, DataType::F32, 0);
+    let operations: [(&str, fn(Buffer, u32) -> Operation); 5] = [
+        ("all_reduce", whole),
+        ("short", short),
+        ("all_gather", gather),
+        ("broadcast from it", from_it),
+        ("broadcast to it", to_it),
+    ];
+    for (size, (what, operation)) in [2, 3].into_iter().flat_map(|size| operations.map(|of| (size, of))) {
+        let devices: Vec<Arc<StrictDevice>> =
+            (0..size).map(|rank| Strict::default().seed(rank.into()).open().unwrap()).collect();
+        let lost = devices[1].clone();
+        let open = |rank: u32| Some(devices[rank as usize].clone() as Arc<dyn Device>);
+        let errors = run_with_gpus(size, options(), LIMIT, open, move |mut ranks, all| {
+            let buffer = ranks.allocate(4 * COUNT * 4).unwrap();
+            ranks.run(all, &operation(buffer, size)).unwrap();
+            ranks.run(all, &Operation::barrier()).unwrap();
+            if all.rank() == 1 {
+                lost.lose();
+            }
+            let error = ranks.run(all, &operation(buffer, size)).err();
+            // Whoever has sent all, as a root, hears of it later.
+            let error = error.or_else(|| ranks.run(all, &Operation::barrier()).err());
+            drop(ranks.finish());
+            error.map(|error| error.to_string()).unwrap_or_default()
+        });
+        println!("{what}, {size} ranks: {errors:?}");
+        for (rank, error) in errors.iter().enumerate() {
+            let is_named = error.contains("the device of rank 1 has failed: ");
+            assert!(is_named, "{what}, {size} ranks, at {rank}: {error}");
+        }
+    }
+}
+
+/// A computation that never ends is no rank that is waited for.
+#[test]
+fn a_device_that_hangs_is_named_by_its_rank() {
+    let devices: Vec<Arc<StrictDevice>> =
+        (0..2).map(|rank| Strict::default().seed(rank).open().unwrap()).collect();
+    let hanging = devices[0].clone();
+    let open = |rank: u32| Some(devices[rank as usize].clone() as Arc<dyn Device>);
+    let options = options().stall_timeout(Duration::from_secs(2));
+    let outcomes = run_with_gpus(2, options, LIMIT, open, move |mut ranks, all| {
+        let count = 100_000;
+        let buffer = ranks.allocate(4 * count).unwrap();
+        sum(&mut ranks, all, buffer, count, DataType::F32).unwrap();
+        ranks.run(all, &Operation::barrier()).unwrap();
+        if all.rank() == 0 {
+            hanging.hang_next(Submission::Computation);
+        }
+        let sum = Operation::all_reduce(buffer, buffer, count, DataType::F32, ReduceOp::Sum);
+        let request = ranks.start(all, &sum).unwrap();
+        // The flight recorder tells a second later, long before it is given up.
+        let (mut clock, start) = (Clock::start(), Instant::now());
+        while start.elapsed() < Duration::from_millis(1400) {
+            ranks.poll(clock.now()).unwrap();
+            thread::yield_now();
+        }
+        let recording = ranks.flight_recorder().unwrap().read();
+        let error = ranks.wait(request).unwrap_err();
+        // Its device still has the buffer.
+        std::mem::forget(ranks);
+        (error.to_string(), recording)
+    });
+    let recordings: Vec<Recording> = outcomes.iter().map(|(_, recording)| recording.clone()).collect();
+    let found = &Diagnosis::all(&recordings)[0].findings;
+    assert!(matches!(&found[..], [Finding::Hangs { rank: 0, why: Why::Device, .. }]), "{found:?}");
+    for (rank, (outcome, _)) in outcomes.iter().enumerate() {
+        let names =
+            outcome.contains("the device of rank 0 has failed: nothing that it was given has ended for 1.");
+        assert!(names, "rank {rank}: {outcome}");
     }
 }

@@ -21,7 +21,10 @@ impl Collectives {
         match self.prepare(communicator, options) {
             Ok(()) => Ok(communicator),
             Err(error) => {
-                // Nobody gets its handle.
+                // Nobody gets its handle. What the ranks have found out together all of them know.
+                if !matches!(error, Error::Shared { .. }) {
+                    self.group_mut(communicator)?.refused(&error);
+                }
                 self.tell_failures()?;
                 self.leave_alone(communicator)?;
                 Err(error)

@@ -120,6 +120,8 @@ pub enum Why {
         /// How long ago it has polled.
         polled: Duration,
     },
+    /// Its device has not ended what it was given.
+    Device,
     /// Its communicator has failed or was given back, and the others do not know.
     IsGone {
         /// Its error, if there was one.
@@ -184,7 +186,11 @@ impl Member<'_> {
             let within = self.own.under_way().next().map(|of| of.operation.clone());
             return Some(Why::HasNotCalled { calls: self.own.calls, within, last, polled });
         }
-        (polled >= LONG).then_some(Why::DoesNotPoll { polled })
+        if polled >= LONG {
+            return Some(Why::DoesNotPoll { polled });
+        }
+        let waits_for_itself = |(stuck, _): (&OperationRecord, _)| stuck.waits_for == [self.own.rank];
+        self.stuck().is_some_and(waits_for_itself).then_some(Why::Device)
     }
 }
 
@@ -334,13 +340,12 @@ impl fmt::Display for Finding {
         match self {
             Finding::Failed { rank, why } => write!(f, "rank {rank} has failed: {why}"),
             Finding::Hangs { rank, why, operation, waiting, waited } => {
-                let verb = if waiting.len() == 1 { "waits" } else { "wait" };
-                write!(
-                    f,
-                    "{} {verb} for rank {rank} in {operation}, for {}: {why}",
-                    these(waiting),
-                    Time(*waited)
-                )
+                match waiting.len() {
+                    0 => write!(f, "rank {rank} does not go on")?,
+                    1 => write!(f, "{} waits for rank {rank}", these(waiting))?,
+                    _ => write!(f, "{} wait for rank {rank}", these(waiting))?,
+                }
+                write!(f, " in {operation}, for {}: {why}", Time(*waited))
             }
             Finding::Deadlock { ranks, waited } => {
                 write!(f, "ranks wait for each other, for {}: ", Time(*waited))?;
@@ -408,6 +413,7 @@ impl fmt::Display for Why {
                     "it has called that too, and has not polled for {polled}: it computes, hangs or is stopped"
                 )
             }
+            Why::Device => f.write_str("its device has not ended what it was given"),
             Why::IsGone { why } => write!(f, "it is out of the communicator: {why}"),
         }
     }

@@ -2,7 +2,7 @@
 //! clock of the process, and 0 is none.
 
 /// The first word: the format, and its version.
-pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ferrflt1");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ferrflt2");
 
 // The head.
 pub(super) const FORMAT: usize = 0;
@@ -32,7 +32,7 @@ pub(super) const PLACE: usize = 8;
 pub(super) const CALLS: usize = 16;
 /// Operations so far, of any kind.
 pub(super) const COUNT: usize = 24;
-/// 1 once its program has given it back.
+/// Once its program has given it back: how many of the recording were before it, and 1.
 pub(super) const HAS_LEFT: usize = 32;
 /// Why it has failed, as text; zeros if it has not.
 pub(super) const FAILURE: usize = 64;

@@ -111,7 +111,7 @@ impl Log {
         }
     }
 
-    /// An operation waits, for these ranks.
+    /// An operation waits, for these ranks: for this one itself where its device has not ended what it was given.
     pub(crate) fn waits(&self, number: u64, peers: &[u32]) {
         let named = peers.iter().take(at::NAMED).rev();
         let named = named.fold(0, |word, peer| word << 16 | (u64::from(*peer) + 1) & 0xffff);
@@ -190,7 +190,12 @@ impl Log {
 
     /// The program has given it back. What is recorded stays until another communicator needs the room.
     pub(crate) fn left(&self) {
-        self.set(at::HAS_LEFT, 1);
+        if let Some(memory) = &self.memory
+            && memory.word(self.base + at::HAS_LEFT).load(Ordering::Relaxed) == 0
+        {
+            let before = words(memory, at::HAS_LEFT).map(|(_, left)| left).max().unwrap_or(0);
+            self.set(at::HAS_LEFT, before + 1);
+        }
     }
 
     /// Where an operation is, if it is still kept.
@@ -225,13 +230,17 @@ fn peer_at(peer: u32) -> Option<usize> {
     ((peer as usize) < at::PEERS_MAX).then(|| at::PEERS + peer as usize * at::PEER)
 }
 
-/// A place that no log was at, or else one whose communicator is no more; and whether one was.
+/// A place that no log was at, or else that of the communicator that was left first; and whether one was.
 fn free_place(memory: &Segment) -> Option<(usize, bool)> {
-    let place = |index: usize| at::HEAD + index * at::LOG;
-    let word = |index: usize, field: usize| memory.word(place(index) + field).load(Ordering::Relaxed);
-    let unused = (0..at::LOGS).find(|index| word(*index, at::COMMUNICATOR) == 0);
-    let left = || (0..at::LOGS).find(|index| word(*index, at::HAS_LEFT) == 1);
-    unused.map(|index| (place(index), false)).or_else(|| left().map(|index| (place(index), true)))
+    let unused = words(memory, at::COMMUNICATOR).find(|(_, id)| *id == 0);
+    let left = || words(memory, at::HAS_LEFT).filter(|(_, left)| *left != 0).min_by_key(|(_, left)| *left);
+    unused.map(|(place, _)| (place, false)).or_else(|| left().map(|(place, _)| (place, true)))
+}
+
+/// A word of each log, with the place of the log.
+fn words(memory: &Segment, field: usize) -> impl Iterator<Item = (usize, u64)> {
+    let places = (0..at::LOGS).map(|index| at::HEAD + index * at::LOG);
+    places.map(move |place| (place, memory.word(place + field).load(Ordering::Relaxed)))
 }
 
 /// A time that is one: the clock of a simulation begins at 0.

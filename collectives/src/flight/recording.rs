@@ -24,7 +24,8 @@ pub struct Recording {
     pub polled: Duration,
     /// When the recording was taken.
     pub taken: Duration,
-    /// Its communicators, also those that it has left lately.
+    /// Its communicators, also those that it has left, up to 64 in all: one that was left gives way to a new one, the first of
+    /// them first.
     pub communicators: Vec<RecordedCommunicator>,
 }
 
@@ -84,7 +85,8 @@ pub struct OperationRecord {
     pub late: Option<(u32, Duration)>,
     /// How long it had nothing to do until another rank sent something.
     pub waited: Duration,
-    /// The first ranks that it waits for, once it has waited for long, and how many there are.
+    /// The first ranks that it waits for, once it has waited for long, and how many there are. The recorded rank itself: its device
+    /// has not ended what it was given.
     pub waits_for: Vec<u32>,
     /// See [`waits_for`](OperationRecord::waits_for).
     pub waits_for_count: u32,
@@ -215,7 +217,7 @@ impl RecordedCommunicator {
             size,
             calls: log.at(at::CALLS),
             failure: Some(failure).filter(|failure| !failure.is_empty()),
-            has_left: log.at(at::HAS_LEFT) == 1,
+            has_left: log.at(at::HAS_LEFT) != 0,
             forgotten: count.saturating_sub(operations.len() as u64),
             operations,
             peers: peers

@@ -132,7 +132,7 @@ impl Group {
         let begun = self.begin(process, operation, plan, call);
         if let Err(error) = &begun {
             // The others have begun it, or will.
-            self.fail(Cause::Local { problem: error.to_string() });
+            self.refused(error);
         }
         begun
     }

@@ -46,6 +46,11 @@ impl Group {
         (self.next_look, self.device_due) = (Nanos::ZERO, Nanos::NEVER);
     }
 
+    /// This rank can't go on, as it was refused something.
+    pub(crate) fn refused(&mut self, error: &Error) {
+        self.fail(Cause::of(self.rank, error));
+    }
+
     /// Whether the others still have to be told that it has failed.
     pub(crate) fn is_telling(&self) -> bool {
         self.telling.is_some()
@@ -71,18 +76,24 @@ impl Group {
         (device_errors(ports) > self.device_errors).then_some(Cause::Device { rank: self.rank, problem })
     }
 
-    /// What it means that the connection to a peer has failed so.
-    pub(super) fn why(&self, ports: &Ports, peer: u32, status: WcStatus) -> Cause {
-        let how = format!("the connection to rank {peer} failed with {status:?}");
-        if let Some(cause) = self.own_device_failed(ports, &how) {
-            return cause;
-        }
+    /// Whose device has failed, if it is that for which a connection to a peer has.
+    pub(super) fn device_failed(&self, ports: &Ports, peer: u32, status: WcStatus) -> Option<Cause> {
+        let how = || format!("the connection to rank {peer} failed with {status:?}");
         match status {
+            // This end's: what it could not read, or write.
+            WcStatus::FatalErr | WcStatus::WrFlushErr => self.own_device_failed(ports, &how()),
             // A rank without a device refuses nothing so.
-            WcStatus::RemOpErr if self.cards[peer as usize].device.get() != 0 => Cause::Device {
+            WcStatus::RemOpErr if self.cards[peer as usize].device.get() != 0 => Some(Cause::Device {
                 rank: peer,
-                problem: format!("a copy between its memory and the host's, as its log says ({how})"),
-            },
+                problem: format!("a copy between its memory and the host's, as its log says ({})", how()),
+            }),
+            _ => None,
+        }
+    }
+
+    /// What it means that the connection to a peer has failed so, where it is nobody's device.
+    pub(super) fn why(&self, peer: u32, status: WcStatus) -> Cause {
+        match status {
             WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
                 let how = format!(
                     "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
@@ -155,6 +166,8 @@ impl Group {
         let waited = now.since(execution.moved.unwrap_or(now));
         let mut peers: Vec<u32> = match &self.mapped {
             Ok(mapped) if !execution.has_steps() => mapped.waits_for().into_iter().collect(),
+            // Whatever comes next comes of it: nobody else is to be asked.
+            _ if execution.is_on_device() => vec![self.rank],
             _ => execution.waits_for().collect(),
         };
         peers.sort_unstable();
@@ -175,12 +188,21 @@ impl Group {
         }
         // An operation may wait for its turn as long as others go on.
         let newest = self.executions.iter().flatten().filter_map(|execution| execution.moved).max();
-        if newest.is_some_and(|moved| now.since(moved) >= self.options.stall_timeout) {
+        let is_on_device = execution.is_on_device();
+        // Whoever knows why says so before those who wait for it give up.
+        let limit = self.options.stall_timeout * if is_on_device { 7 } else { 8 } / 8;
+        if newest.is_some_and(|moved| now.since(moved) >= limit) {
+            if is_on_device {
+                let problem = format!("nothing that it was given has ended for {waited:?}");
+                self.fail(Cause::Device { rank: self.rank, problem });
+                return Ok(());
+            }
             let (steps, done) = execution.progress();
             let waits_for = self.waits_for(&peers, call.number, (steps, done));
             self.fail(Cause::Stalled { waited, waits_for });
             return Ok(());
         }
+        peers.retain(|peer| *peer != self.rank);
         for number in peers {
             let peer = &mut self.peers[number as usize];
             if let Some(since) = peer.silent

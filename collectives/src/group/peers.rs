@@ -86,7 +86,7 @@ impl Group {
     /// Takes a control message of a rank, that came by a rail.
     pub(crate) fn hear(&mut self, process: &mut Process<'_>, from: (u32, usize), message: Message) {
         if let Err(error) = self.try_hear(process, from, message) {
-            self.fail(Cause::Local { problem: error.to_string() });
+            self.refused(&error);
         }
     }
 

@@ -105,6 +105,7 @@ impl Strict {
             queues: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
             failing: AtomicU8::new(0),
+            hanging: AtomicU8::new(0),
             copied: AtomicU64::new(0),
             copies: AtomicU64::new(0),
             reductions: AtomicU64::new(0),
@@ -135,6 +136,8 @@ pub struct StrictDevice {
     is_lost: AtomicBool,
     /// What the next of fails, a bit each.
     failing: AtomicU8,
+    /// What the next of never ends, a bit each.
+    hanging: AtomicU8,
     /// Bytes that queues have copied, and in how many copies.
     copied: AtomicU64,
     copies: AtomicU64,
@@ -152,10 +155,9 @@ impl StrictDevice {
         self.failing.fetch_or(1 << what as u8, Ordering::Relaxed);
     }
 
-    /// Whether this one is to fail, which was said of it.
-    fn is_to_fail(&self, what: Submission) -> bool {
-        let bit = 1 << what as u8;
-        self.failing.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    /// The next one that is submitted never ends.
+    pub fn hang_next(&self, what: Submission) {
+        self.hanging.fetch_or(1 << what as u8, Ordering::Relaxed);
     }
 
     /// How many copies its queues were given, and of how many bytes.
@@ -197,8 +199,11 @@ impl StrictDevice {
         let Strict { latest, fails_one_in, .. } = self.settings;
         let late = (u128::from(chance.next_u64()) * latest.as_nanos()) >> 64;
         let fails = fails_one_in > 0 && chance.next_u32().is_multiple_of(fails_one_in);
-        let fails = self.is_to_fail(what) || fails;
-        (Nanos(now.0 + late as u64), fails)
+        // What was said of this one.
+        let is_said =
+            |of: &AtomicU8| of.fetch_and(!(1 << what as u8), Ordering::Relaxed) & 1 << what as u8 != 0;
+        let due = if is_said(&self.hanging) { Nanos::NEVER } else { Nanos(now.0 + late as u64) };
+        (due, is_said(&self.failing) || fails)
     }
 
     fn chance(&self) -> ChaCha8Rng {

@@ -107,12 +107,21 @@ pub(crate) struct StagingPool {
     started: Started,
 }
 
-/// How many copies were started, and of how many bytes.
+/// How many copies were started, and of how many bytes; and how many have failed, or could not begin.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Started {
     pub(crate) gathers: u64,
     pub(crate) scatters: u64,
     pub(crate) bytes: u64,
+    pub(crate) failed: u64,
+}
+
+impl Started {
+    /// A copy could not begin.
+    fn refused(&mut self, error: &GpuError) {
+        // It is asked for again.
+        self.failed += u64::from(!matches!(error, GpuError::Full { .. }));
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -510,7 +519,10 @@ impl StagingPool {
         let Some(copier) = self.copiers.get_mut(usize::from(copier)) else {
             unreachable!("a region of a device has its copier")
         };
-        let ticket = copier.gathers.start_gather(now, qp, pieces, start)?;
+        let ticket = copier
+            .gathers
+            .start_gather(now, qp, pieces, start)
+            .inspect_err(|error| self.started.refused(error))?;
         let flights = &mut copier.gathers.flights;
         self.started.gathers += 1;
         self.started.bytes += bytes_of(pieces);
@@ -533,7 +545,9 @@ impl StagingPool {
             unreachable!("a region of a device has its copier")
         };
         let Lane { queue, flights, abandoned, .. } = &mut copier.scatters;
-        let ticket = queue.scatter(now, start, pieces, after.max(*abandoned))?;
+        let ticket = queue
+            .scatter(now, start, pieces, after.max(*abandoned))
+            .inspect_err(|error| self.started.refused(error))?;
         self.started.scatters += 1;
         self.started.bytes += bytes_of(pieces);
         flights.push_back(CopyUnderWay { ticket, qp, purpose, number, chunk });
@@ -569,10 +583,11 @@ impl StagingPool {
 
     /// The next copy that has ended by `now`.
     pub(crate) fn next_ended(&mut self, now: Nanos) -> Option<EndedCopy> {
-        let StagingPool { copiers, chunks, free, .. } = self;
+        let StagingPool { copiers, chunks, free, started, .. } = self;
         let lanes = copiers.iter_mut().flat_map(|copier| [&mut copier.gathers, &mut copier.scatters]);
         let (flight, failure) =
             lanes.filter(|lane| !lane.flights.is_empty()).find_map(|lane| lane.next_ended(now))?;
+        started.failed += u64::from(failure.is_some());
         let chunk = &mut chunks[usize::from(flight.chunk)];
         chunk.copies -= 1;
         chunk.since = now;

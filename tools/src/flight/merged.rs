@@ -84,9 +84,10 @@ impl Rank<'_> {
                     0 => String::new(),
                     more => format!(" and {more} more"),
                 };
-                let waits = match named.is_empty() {
-                    true => String::new(),
-                    false => format!(", waits for {}{more}", named.join(", ")),
+                let waits = match operation.waits_for.as_slice() {
+                    [] => String::new(),
+                    [own] if *own == self.own.rank => ", waits for its device".to_owned(),
+                    _ => format!(", waits for {}{more}", named.join(", ")),
                 };
                 format!(
                     "in {}: {since}, {done} of {steps} steps done{waits}, polled {polled} before",

@@ -338,7 +338,6 @@ impl Engine {
     pub(crate) fn copy(&mut self) {
         let Engine { qps, shared, .. } = self;
         while let Some(copy) = shared.staging.next_ended(shared.now) {
-            shared.counters.count_if(copy.failure.is_some(), Counter::DeviceErrors);
             if let Some(qp) = qps.get_mut(copy.qp.0) {
                 qp.copy_ended(shared, &copy);
             }
@@ -351,9 +350,13 @@ impl Engine {
             }
         }
         shared.staging.set_soon(most == CopiesLeft::Soon);
-        let Started { gathers, scatters, bytes } = shared.staging.started();
-        let counts = [(Counter::DeviceGathers, gathers), (Counter::DeviceScatters, scatters)];
-        for (counter, count) in counts.into_iter().chain([(Counter::DeviceBytes, bytes)]) {
+        let Started { gathers, scatters, bytes, failed } = shared.staging.started();
+        for (counter, count) in [
+            (Counter::DeviceGathers, gathers),
+            (Counter::DeviceScatters, scatters),
+            (Counter::DeviceBytes, bytes),
+            (Counter::DeviceErrors, failed),
+        ] {
             shared.counters.set(counter, count);
         }
         while let Some(in_vain) = shared.staging.next_in_vain(shared.now) {

@@ -7,7 +7,7 @@ use ferroce_collectives::Pace;
 use serde_json::{Value, json};
 
 use super::section::{AllreduceSection, over_the_fabric};
-use super::sweep::{Cell, Simulated, Size, Sweep};
+use super::sweep::{Cell, Excess, Simulated, Size, Sweep};
 use crate::fabric::description::Description;
 use crate::fabric::report::number;
 use crate::quantity::Bytes;
@@ -63,8 +63,8 @@ impl Case {
             row.extend(columns.iter().map(|at| size.cells[*at].text()));
             row.push(size.chosen.to_string());
             row.push(match (size.excess(), size.best()) {
-                (Some(excess), Some((best, _))) if best != size.chosen => {
-                    format!("{:.1} % ({best})", 100.0 * excess)
+                (Some(Excess { above, is_least }), Some((best, _))) if best != size.chosen => {
+                    format!("{}{:.1} % ({best})", if is_least { "> " } else { "" }, 100.0 * above)
                 }
                 (Some(_), _) => "it is the best".to_owned(),
                 (None, _) => "-".to_owned(),
@@ -109,7 +109,7 @@ impl Case {
 
     fn verdict(&self) -> String {
         let sizes = || self.sweep.sizes.iter().filter_map(|size| Some((size, size.excess()?)));
-        let Some(worst) = sizes().map(|(_, excess)| excess).reduce(f64::max) else {
+        let Some(worst) = sizes().map(|(_, excess)| excess).reduce(Excess::max) else {
             return "unknown: the algorithm that the library chooses was not simulated".to_owned();
         };
         let compared = self
@@ -121,10 +121,14 @@ impl Case {
             return "was not compared with others at each size".to_owned();
         }
         let far: Vec<String> = sizes()
-            .filter(|(_, excess)| *excess > NEAR)
+            .filter(|(_, excess)| excess.above > NEAR)
             .map(|(size, _)| Bytes(size.bytes).to_string())
             .collect();
-        let mut text = format!("within {:.1} % of the best", 100.0 * worst);
+        let percent = 100.0 * worst.above;
+        let mut text = match worst.is_least {
+            false => format!("within {percent:.1} % of the best"),
+            true => format!("at one size at least {percent:.1} % above the best"),
+        };
         if !far.is_empty() {
             let _ = write!(text, "; more than {:.0} % above it at {}", 100.0 * NEAR, far.join(", "));
         }
@@ -192,7 +196,8 @@ pub(super) fn json(
         let size = |size: &Size| {
             json!({
                 "bytes": size.bytes, "checked": size.bytes <= *checked, "chosen": size.chosen.to_string(),
-                "best": size.best().map(|(best, _)| best.to_string()), "above_best": size.excess(),
+                "best": size.best().map(|(best, _)| best.to_string()), "above_best": size.excess().map(|excess| excess.above),
+                "above_best_at_least": size.excess().is_some_and(|excess| excess.is_least),
                 "algorithms": size.cells.iter().map(cell).collect::<Vec<_>>(),
             })
         };

@@ -62,14 +62,29 @@ impl Size {
     }
 
     /// By which part the time of the chosen one is above the least.
-    pub(super) fn excess(&self) -> Option<f64> {
+    pub(super) fn excess(&self) -> Option<Excess> {
         let (_, best) = self.best()?;
         let chosen = self.cells.iter().find(|cell| cell.algorithm == self.chosen)?;
-        let time = match chosen.simulated {
-            Simulated::Time(time) | Simulated::Above(time) => time,
-            Simulated::TooMuch(_) | Simulated::No => return None,
-        };
-        Some(time.as_secs_f64() / best.as_secs_f64() - 1.0)
+        let above = |time: Duration| time.as_secs_f64() / best.as_secs_f64() - 1.0;
+        match chosen.simulated {
+            Simulated::Time(time) => Some(Excess { above: above(time), is_least: false }),
+            Simulated::Above(time) => Some(Excess { above: above(time), is_least: true }),
+            Simulated::TooMuch(_) | Simulated::No => None,
+        }
+    }
+}
+
+/// By which part a time is above the least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Excess {
+    pub(super) above: f64,
+    /// It was not simulated to its end: it is that much at least.
+    pub(super) is_least: bool,
+}
+
+impl Excess {
+    pub(super) fn max(self, other: Excess) -> Excess {
+        if other.above > self.above { other } else { self }
     }
 }
 
