@@ -99,6 +99,9 @@ pub struct Collectives {
 
 const UNKNOWN: Error = Error::InvalidHandle { what: "communicator" };
 
+/// What waits in a turn looks after things other than frames so often.
+const LONGEST: Duration = Duration::from_millis(2);
+
 impl Collectives {
     /// On a context.
     ///
@@ -354,10 +357,11 @@ impl Collectives {
     /// # Errors
     /// As [`test`](Collectives::test).
     pub fn wait(&mut self, request: Request) -> Result<(), Error> {
+        let mut turned = None;
         loop {
             match self.has_ended(request) {
                 Ok(false) if self.turn_on_memory(request)? => {}
-                Ok(false) => self.turn()?,
+                Ok(false) => self.turn_on_time(&mut turned)?,
                 Ok(true) => return Ok(()),
                 Err(error) => {
                     self.tell_failures()?;
@@ -449,10 +453,22 @@ impl Collectives {
         Ok(moved)
     }
 
+    /// One turn, and a rest if there was nothing to do. If it is over long after the one before, the rank was off its core.
+    fn turn_on_time(&mut self, turned: &mut Option<Nanos>) -> Result<(), Error> {
+        const LONG: Duration = Duration::from_millis(10);
+        let before = turned.unwrap_or_else(|| self.now());
+        let turn = self.turn();
+        let now = self.now();
+        let away = now.since(before).saturating_sub(LONGEST);
+        if away >= LONG {
+            self.groups.iter().for_each(|group| group.was_away(away));
+        }
+        *turned = Some(now);
+        turn
+    }
+
     /// One turn, and a rest if there was nothing to do.
     fn turn(&mut self) -> Result<(), Error> {
-        /// Things other than frames are looked after so often.
-        const LONGEST: Duration = Duration::from_millis(2);
         let now = self.now();
         if self.poll(now)? || self.next_look() == Nanos::ZERO {
             self.idler.reset();

@@ -1,13 +1,26 @@
 //! What goes a slower way than it might: an event with its reason, in the log and among the metrics of the context.
 
 use ferroce::{Context, ProgramCounter};
-use tracing::warn;
+use tracing::{info, warn};
+
+use crate::ports::{MAX_RAILS, Ports};
 
 const FALLBACKS: ProgramCounter = ProgramCounter::new(
     "collective_fallbacks",
-    "Communicators of one host that go by packets, rails to a peer that were left, and steps on a device's memory that the CPU carries out.",
+    "Communicators of one host that go by packets, and steps on a device's memory that the CPU carries out.",
     "reason",
 );
+
+const RAILS_LEFT: ProgramCounter =
+    ProgramCounter::new("collective_rails_left", "Times that a rail to a peer was left.", "rail");
+
+const RAILS_BACK: ProgramCounter = ProgramCounter::new(
+    "collective_rails_back",
+    "Times that a rail to a peer that had been left was taken up again.",
+    "rail",
+);
+
+const RAILS: [&str; MAX_RAILS] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 
 /// The ranks of a communicator share no memory, though they may.
 pub(crate) fn without_memory(context: &mut Context, communicator: u64, reason: &'static str) {
@@ -16,9 +29,15 @@ pub(crate) fn without_memory(context: &mut Context, communicator: u64, reason: &
 }
 
 /// A rail to a peer has failed: what went by it goes by the others.
-pub(crate) fn without_rail(context: &mut Context, (rank, peer, rail): (u32, u32, usize), why: &str) {
-    warn!(rank, peer, rail, "the rail is left: {why}");
-    context.count(&FALLBACKS, "a rail that failed");
+pub(crate) fn without_rail(ports: &mut Ports, (rank, peer, rail): (u32, u32, usize), why: &str) {
+    warn!(rank, peer, "rail {rail} ({}) is left: {why}", ports.of(rail).device());
+    ports.of_mut(rail).context.count(&RAILS_LEFT, RAILS[rail]);
+}
+
+/// A rail to a peer has come back.
+pub(crate) fn with_rail(ports: &mut Ports, (rank, peer, rail): (u32, u32, usize)) {
+    info!(rank, peer, "rail {rail} ({}) is taken up again", ports.of(rail).device());
+    ports.of_mut(rail).context.count(&RAILS_BACK, RAILS[rail]);
 }
 
 /// A device's memory goes to the host and back, in blocks.

@@ -22,7 +22,7 @@ use ferroce::driver::segment::Segment;
 use ferroce::{Context, Nanos};
 use tracing::{debug, warn};
 
-pub use diagnosis::{Diagnosis, Finding, Why};
+pub use diagnosis::{Diagnosis, Finding, PortWay, Why};
 use layout as at;
 pub(crate) use log::Log;
 pub use recording::{NotARecording, OperationRecord, PeerRecord, RecordedCommunicator, Recording};

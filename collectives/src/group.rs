@@ -265,6 +265,13 @@ impl Group {
         self.say_failure(operation).map_or(Outcome::UnderWay, Outcome::Failed)
     }
 
+    /// The rank was off its core for so long while its program waited.
+    pub(crate) fn was_away(&self, time: Duration) {
+        if !self.executions.is_empty() {
+            self.log.away(time);
+        }
+    }
+
     /// Whether an operation that is under way has elements in this region.
     pub(crate) fn is_about(&self, mr: Mr) -> bool {
         self.failed.is_none() && self.executions.iter().flatten().any(|execution| execution.is_about(mr))

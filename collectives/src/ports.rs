@@ -63,6 +63,11 @@ impl Port {
         self.control.next(&mut self.context)
     }
 
+    /// The name of its device.
+    pub(crate) fn device(&self) -> String {
+        self.context.metrics().label("device").unwrap_or_default().to_owned()
+    }
+
     /// Nothing comes or leaves by it any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.is_gone

@@ -341,7 +341,8 @@ fn a_device_that_is_lost_is_named_by_every_rank() {
         |buffer: Buffer, _| Operation::all_gather(buffer, buffer.at(4 * COUNT as u64), COUNT, DataType::F32);
     let from_it = |buffer, _| Operation::broadcast(buffer, buffer, COUNT, DataType::F32, 1);
     let to_it = |buffer, _| Operation::broadcast(buffer, buffer, COUNT, DataType::F32, 0);
-    let operations: [(&str, fn(Buffer, u32) -> Operation); 5] = [
+    type Make = fn(Buffer, u32) -> Operation;
+    let operations: [(&str, Make); 5] = [
         ("all_reduce", whole),
         ("short", short),
         ("all_gather", gather),

@@ -310,19 +310,22 @@ fn a_recording_tells_what_was_done() {
 /// A program that makes communicators and leaves them: those that it has left last are what it has to tell.
 #[test]
 fn of_communicators_that_were_left_the_last_are_recorded() {
-    let mut world = World::new(1, &Options::default());
-    let (it, all) = &mut world.ranks[0];
+    let options = Options::default();
+    let mut world = World::new(1, world_seed(), link(), &options, 1);
+    let (it, _) = &mut world.ranks[0];
+    let ids = |it: &Collectives, has_left: bool| -> Vec<u64> {
+        let recording = it.flight_recorder().unwrap().read();
+        recording.communicators.iter().filter(|own| own.has_left == has_left).map(|own| own.id).collect()
+    };
+    let own = ids(it, false)[0];
     let mut left = Vec::new();
     for _ in 0..100 {
-        let card = it.card(&Options::default()).unwrap();
-        let other = it.join_with(0, &[card], &Options::default()).unwrap();
-        left.push(it.id(other).unwrap());
+        let card = it.card(&options).unwrap();
+        let other = it.join_with(0, &[card], &options).unwrap();
+        left.extend(ids(it, false).into_iter().filter(|id| *id != own));
         it.leave(other).unwrap();
     }
-    let recording = it.flight_recorder().unwrap().read();
-    let own = it.id(*all).unwrap();
-    let mut due: Vec<u64> = left[left.len() - 63..].iter().copied().chain([own]).collect();
-    let mut recorded: Vec<u64> = recording.communicators.iter().map(|own| own.id).collect();
+    let (mut due, mut recorded) = (left[left.len() - 63..].to_vec(), ids(it, true));
     due.sort_unstable();
     recorded.sort_unstable();
     assert_eq!(recorded, due);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::driver::sim::fabric::{Built, FabricConfig, SwitchConfig, Topology};
 use ferroce::{Config, Context, Memory, Nanos};
+use ferroce_collectives::flight::{Diagnosis, Finding, Recording};
 use ferroce_collectives::{
     Algorithm, Buffer, Card, Collectives, Communicator, DataType, Error, MAX_RAILS, Operation, Options,
     Reduction, Request,
@@ -221,14 +222,21 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
         for size in [2, 4] {
             let mut world = World::new(size, &[100 * GIGABIT; 2], |_| 2, &ring());
             world.all_reduce(1 << 17);
-            let whole = world.all_reduce(COUNT);
+            let whole = world.all_reduce(COUNT / 4);
             world.set_link(size - 1, rail, false, world.now + whole / 2);
-            let cut = world.all_reduce(COUNT);
+            let cut = world.all_reduce(COUNT / 4);
             let left: u64 = world.ranks.iter().map(|(it, _)| left(it)).sum();
             assert!(left >= 2, "both ends have left it: {left}");
-            let without = world.all_reduce(COUNT);
+            let without = world.all_reduce(COUNT / 4);
+            let neighbours: Vec<(u32, u32)> = if size == 2 {
+                vec![(0, 1)]
+            } else {
+                vec![(0, size as u32 - 1), (size as u32 - 2, size as u32 - 1)]
+            };
+            let named = |ranks| Finding::RailLeft { ranks, rail: rail as u32 };
+            assert_eq!(rails_left(&world), neighbours.into_iter().map(named).collect::<Vec<_>>());
             println!(
-                "64 MiB, {size} ranks: {whole:?} by two rails; rail {rail} of rank {} cut in the middle: {cut:?}; without it: {without:?}",
+                "16 MiB, {size} ranks: {whole:?} by two rails; rail {rail} of rank {} cut in the middle: {cut:?}; without it: {without:?}",
                 size - 1
             );
             // A quarter of the retry budget without a word, and what was under way again.
@@ -237,9 +245,10 @@ fn a_rail_that_dies_is_left_in_the_middle_and_taken_up_when_it_is_back() {
             world.set_link(size - 1, rail, true, world.now);
             // It is greeted with each operation, at most once in a while.
             world.now = world.now + Duration::from_secs(2);
-            world.all_reduce(COUNT);
-            let back = world.all_reduce(COUNT);
+            world.all_reduce(COUNT / 4);
+            let back = world.all_reduce(COUNT / 4);
             println!("back again: {back:?}");
+            assert_eq!(rails_left(&world), []);
             assert!(back < whole * 21 / 20, "{back:?} in place of {whole:?}");
         }
     }
@@ -328,16 +337,20 @@ fn a_credit_that_a_rail_loses_is_given_again() {
 
 /// Rails that were left, as the metrics tell.
 fn left(it: &Collectives) -> u64 {
-    let metrics = it.context().metrics();
     let of = |line: &str| {
-        line.contains("a rail that failed").then(|| line.rsplit(' ').next()?.parse::<f64>().ok())?
+        line.starts_with("ferroce_collective_rails_left_total{")
+            .then(|| line.rsplit(' ').next()?.parse::<f64>().ok())?
     };
-    metrics
-        .to_string()
-        .lines()
-        .filter(|line| line.contains("collective_fallbacks"))
-        .filter_map(of)
-        .sum::<f64>() as u64
+    let metrics = (0..it.rails()).map(|rail| it.rail(rail).unwrap().metrics().to_string());
+    metrics.map(|text| text.lines().filter_map(of).sum::<f64>() as u64).sum()
+}
+
+/// What the flight recorders of all ranks tell of rails.
+fn rails_left(world: &World) -> Vec<Finding> {
+    let recordings: Vec<Recording> =
+        world.ranks.iter().map(|(it, _)| it.flight_recorder().unwrap().read()).collect();
+    let findings = Diagnosis::all(&recordings).into_iter().flat_map(|diagnosis| diagnosis.findings);
+    findings.filter(|finding| matches!(finding, Finding::RailLeft { .. })).collect()
 }
 
 #[test]

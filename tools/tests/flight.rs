@@ -42,17 +42,22 @@ impl Ranks {
         self.0.iter().map(|child| child.id().to_string()).collect()
     }
 
-    /// What `ferroce flight` says of them, as soon as it is as wanted.
-    fn report_when(&self, wanted: impl Fn(&Value) -> bool) -> Value {
+    /// What `ferroce flight` says of them.
+    fn report(&self) -> Value {
         let ids = self.ids();
-        let report = || {
-            let arguments = ["flight", "--json"].into_iter().chain(ids.iter().map(String::as_str));
-            let output = ferroce(arguments);
-            // A rank that has not begun has no recorder.
-            let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            found[0].clone()
-        };
-        until(LIMIT, || Some(report()).filter(|report| wanted(report)), || format!("{:#}", report()))
+        let output = ferroce(["flight", "--json"].into_iter().chain(ids.iter().map(String::as_str)));
+        // A rank that has not begun has no recorder.
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        found[0].clone()
+    }
+
+    /// The same, as soon as it is as wanted.
+    fn report_when(&self, wanted: impl Fn(&Value) -> bool) -> Value {
+        until(
+            LIMIT,
+            || Some(self.report()).filter(|report| wanted(report)),
+            || format!("{:#}", self.report()),
+        )
     }
 }
 
@@ -140,6 +145,29 @@ fn a_rank_that_is_late_is_named_by_flight_and_by_stat() {
         }
         let has_peers = prometheus.contains(&format!("{labels},peer=\"1\""));
         assert!(memory == "required" || has_peers, "{prometheus}");
+    }
+}
+
+/// One that begins on time, and is stopped wherever it is just then: most often in the middle of an operation.
+#[test]
+fn a_rank_that_is_stopped_now_and_then_is_named() {
+    let _alone = alone();
+    for memory in ["off", "required"] {
+        let arguments = format!("all_reduce -b 64K -e 64K -n 1000000 -w 0 -c 0 --shared-memory {memory}");
+        let ranks = Ranks::start(2, &arguments, None);
+        ranks.report_when(|report| calls(report) >= 50);
+        let stopped = ranks.0[1].id();
+        let report = || {
+            signal(stopped, Signal::STOP);
+            thread::sleep(Duration::from_millis(300));
+            signal(stopped, Signal::CONT);
+            thread::sleep(Duration::from_millis(150));
+            let report = ranks.report();
+            finding(&report, "away").is_some_and(|away| away["rank"] == 1).then_some(report)
+        };
+        let report = until(LIMIT, report, || format!("{:#}", ranks.report()));
+        let away = finding(&report, "away").unwrap()["text"].as_str().unwrap();
+        assert!(away.starts_with("rank 1 was off its core while it waited for operations: for "), "{away}");
     }
 }
 

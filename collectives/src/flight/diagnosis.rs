@@ -74,10 +74,30 @@ pub enum Finding {
         /// At most.
         most: Duration,
     },
-    /// All that goes to or comes from a rank is slower than what goes between others.
+    /// A rank was off its core while it waited for operations: others had its core, or it was stopped.
+    Away {
+        /// The rank.
+        rank: u32,
+        /// For how long in all.
+        all: Duration,
+        /// At most.
+        most: Duration,
+        /// The time since its first operation began.
+        of: Duration,
+    },
+    /// A rail between two ranks was left, and is not back.
+    RailLeft {
+        /// The two ranks.
+        ranks: (u32, u32),
+        /// The rail.
+        rail: u32,
+    },
+    /// What goes to a rank, or comes from it, or both, is slower than what goes between others.
     SlowPort {
         /// The rank.
         rank: u32,
+        /// Which way.
+        way: PortWay,
         /// Its device, if it has left a recording.
         device: String,
         /// Bytes in a second of what went quickest there.
@@ -96,6 +116,18 @@ pub enum Finding {
         /// The same of the other links: the median.
         others: f64,
     },
+}
+
+/// Which way a port is slow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PortWay {
+    /// What leaves it and what comes.
+    Both,
+    /// What leaves it.
+    From,
+    /// What comes to it.
+    To,
 }
 
 /// Why others wait for a rank.
@@ -135,6 +167,9 @@ const LONG: Duration = Duration::from_secs(1);
 const SILENT: Duration = Duration::from_millis(100);
 /// A rank is late if it is so many times as late as the next one.
 const OUTSTANDING: u32 = 2;
+/// Times off the core, or late, matter from this part of the time on.
+const PART_AWAY: u32 = 20;
+const PART_LATE: u32 = 100;
 /// Chunks tell how quick a link is from so many bytes on.
 const BYTES_LEAST: u64 = 16 << 20;
 /// A link is slow that has less than this of what the others have.
@@ -150,6 +185,11 @@ impl Member<'_> {
     /// How long ago, when the recording was taken.
     fn ago(&self, time: Duration) -> Duration {
         self.recording.taken.saturating_sub(time)
+    }
+
+    /// Since its first operation began.
+    fn elapsed(&self) -> Option<Duration> {
+        Some(self.recording.polled.saturating_sub(self.own.started?))
     }
 
     /// The oldest operation that has not ended, if nothing has moved in it for long, and for how long.
@@ -214,7 +254,9 @@ impl Diagnosis {
         let missing = (0..size).filter(|rank| !ranks.contains_key(rank)).collect();
         let mut findings = failures(ranks);
         findings.extend(hangs(ranks, size));
+        findings.extend(rails(ranks));
         findings.extend(late(ranks));
+        findings.extend(away(ranks));
         findings.extend(slow(ranks));
         Diagnosis { communicator, size, missing, findings }
     }
@@ -287,13 +329,66 @@ fn late(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
     let (all, rank) = *order.first()?;
     let next = order.get(1).map_or(Duration::ZERO, |(all, _)| *all);
     let (_, operations, of, most) = seen[&rank];
-    let is_late = operations > 0 && all > next * OUTSTANDING;
+    let is_late = operations > 0 && all > next * OUTSTANDING && all >= elapsed(ranks) / PART_LATE;
     is_late.then_some(Finding::Late { rank, operations, of, all, most })
+}
+
+/// Since the first operation began.
+fn elapsed(ranks: &BTreeMap<u32, Member<'_>>) -> Duration {
+    ranks.values().filter_map(Member::elapsed).max().unwrap_or_default()
+}
+
+/// Who was off its core.
+fn away(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
+    let mut order: Vec<(Duration, u32)> =
+        ranks.iter().map(|(rank, member)| (member.own.away, *rank)).collect();
+    order.sort_unstable_by(|one, other| other.cmp(one));
+    let (all, rank) = *order.first()?;
+    let next = order.get(1).map_or(Duration::ZERO, |(all, _)| *all);
+    let of = ranks[&rank].elapsed()?;
+    let is_away = all > next * OUTSTANDING && all >= of / PART_AWAY;
+    is_away.then_some(Finding::Away { rank, all, most: ranks[&rank].own.away_at_most, of })
+}
+
+/// The rails that were left, at either end.
+fn rails(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
+    let living = ranks.iter().filter(|(_, member)| member.own.failure.is_none() && !member.own.has_left);
+    let left: BTreeSet<(u32, (u32, u32))> = living
+        .flat_map(|(rank, member)| member.own.peers.iter().map(move |peer| (*rank, peer)))
+        .flat_map(|(rank, peer)| {
+            let ranks = (rank.min(peer.peer), rank.max(peer.peer));
+            peer.rails_left.iter().map(move |rail| (*rail, ranks))
+        })
+        .collect();
+    left.into_iter().map(|(rail, ranks)| Finding::RailLeft { ranks, rail }).collect()
+}
+
+/// From a rank, to another one, and bytes in a second.
+type Link = (u32, u32, f64);
+
+/// The port through which all is slower than what goes between others, if it is one: both ways, or one.
+fn slow_port(links: &[Link]) -> Option<(u32, PortWay, f64, f64)> {
+    let ports: BTreeSet<u32> = links.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
+    let mut tried = [PortWay::Both, PortWay::From, PortWay::To]
+        .into_iter()
+        .flat_map(|way| ports.iter().map(move |port| (*port, way)));
+    tried.find_map(|(port, way)| {
+        let is_of_port = |(from, to, _): &&Link| match way {
+            PortWay::Both => *from == port || *to == port,
+            PortWay::From => *from == port,
+            PortWay::To => *to == port,
+        };
+        let (these, others): (Vec<&Link>, Vec<&Link>) = links.iter().partition(is_of_port);
+        let quickest = these.iter().map(|(.., rate)| *rate).fold(0.0, f64::max);
+        let slowest = others.iter().map(|(.., rate)| *rate).fold(f64::INFINITY, f64::min);
+        let is_slow = these.len() > 1 && !others.is_empty() && quickest < SLOW * slowest;
+        is_slow.then(|| (port, way, quickest, median(others.iter().map(|(.., rate)| *rate))))
+    })
 }
 
 /// Links that are slower than others, or the port that all of them have in common.
 fn slow(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
-    let mut links: Vec<(u32, u32, f64)> = Vec::new();
+    let mut links: Vec<Link> = Vec::new();
     for (rank, member) in ranks {
         for peer in
             member.own.peers.iter().filter(|peer| peer.chunk_bytes >= BYTES_LEAST && peer.quickest > 0)
@@ -305,8 +400,13 @@ fn slow(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
     if links.len() < 3 {
         return Vec::new();
     }
+    let device_of =
+        |rank: u32| ranks.get(&rank).map(|member| member.recording.device.clone()).unwrap_or_default();
+    if let Some((rank, way, bytes_per_second, others)) = slow_port(&links) {
+        return vec![Finding::SlowPort { rank, way, device: device_of(rank), bytes_per_second, others }];
+    }
     let median = median(links.iter().map(|(.., rate)| *rate));
-    let slow: Vec<(u32, u32, f64)> = links.into_iter().filter(|(.., rate)| *rate < SLOW * median).collect();
+    let slow: Vec<Link> = links.into_iter().filter(|(.., rate)| *rate < SLOW * median).collect();
     let ports: BTreeSet<u32> = slow.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
     let has_all = |port: &u32| slow.iter().all(|(from, to, _)| port == from || port == to);
     let mut common = ports.into_iter().filter(has_all);
@@ -314,8 +414,8 @@ fn slow(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
         && let (Some(rank), None) = (common.next(), common.next())
     {
         let bytes_per_second = slow.iter().map(|(.., rate)| *rate).fold(0.0, f64::max);
-        let device = ranks.get(&rank).map(|member| member.recording.device.clone()).unwrap_or_default();
-        return vec![Finding::SlowPort { rank, device, bytes_per_second, others: median }];
+        let (device, way) = (device_of(rank), PortWay::Both);
+        return vec![Finding::SlowPort { rank, way, device, bytes_per_second, others: median }];
     }
     let finding =
         |(from, to, bytes_per_second)| Finding::SlowLink { from, to, bytes_per_second, others: median };
@@ -365,11 +465,26 @@ impl fmt::Display for Finding {
                     Time(*all)
                 )
             }
-            Finding::SlowPort { rank, device, bytes_per_second, others } => {
+            Finding::Away { rank, all, most, of } => write!(
+                f,
+                "rank {rank} was off its core while it waited for operations: for {} of {}, {} at most at a time",
+                Time(*all),
+                Time(*of),
+                Time(*most)
+            ),
+            Finding::RailLeft { ranks: (one, other), rail } => {
+                write!(f, "rail {rail} between ranks {one} and {other} was left, and is not back")
+            }
+            Finding::SlowPort { rank, way, device, bytes_per_second, others } => {
+                let way = match way {
+                    PortWay::Both => "to and from it",
+                    PortWay::From => "from it",
+                    PortWay::To => "to it",
+                };
                 let device = if device.is_empty() { String::new() } else { format!(" ({device})") };
                 write!(
                     f,
-                    "the port of rank {rank}{device} is slow: {} to and from it, {} between others",
+                    "the port of rank {rank}{device} is slow: {} {way} at best, {} between others",
                     Rate(*bytes_per_second),
                     Rate(*others)
                 )
@@ -451,5 +566,27 @@ struct Rate(f64);
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.2} Gb/s", self.0 * 8.0 / 1e9)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gb/s of a run of four ranks, where `tc` held what rank 2 sent to 0.2 Gb/s, and the others shared two cores.
+    #[test]
+    fn a_port_that_sends_slowly_is_told_from_links_that_differ() {
+        let others = [(0, 1, 3.0), (0, 2, 3.2), (0, 3, 2.9), (1, 0, 1.03), (1, 2, 3.1), (1, 3, 3.0)];
+        let others = others.into_iter().chain([(3, 0, 1.1), (3, 1, 1.2), (3, 2, 2.8)]);
+        let links: Vec<Link> = [(2, 0, 0.09), (2, 1, 0.2), (2, 3, 0.1)].into_iter().chain(others).collect();
+        let turned: Vec<Link> = links.iter().map(|(from, to, rate)| (*to, *from, *rate)).collect();
+        assert_eq!(slow_port(&links), Some((2, PortWay::From, 0.2, 2.9)));
+        assert_eq!(slow_port(&turned), Some((2, PortWay::To, 0.2, 2.9)));
+        assert_eq!(slow_port(&links[3..]), None);
+        // Both ways.
+        let is_fast = |of: &&Link| of.0 != 2 && of.1 != 2;
+        let both: Vec<Link> =
+            links.iter().map(|of| if is_fast(&of) { *of } else { (of.0, of.1, 0.5) }).collect();
+        assert_eq!(slow_port(&both), Some((2, PortWay::Both, 0.5, 2.9)));
     }
 }

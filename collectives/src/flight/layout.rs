@@ -34,6 +34,11 @@ pub(super) const CALLS: usize = 16;
 pub(super) const COUNT: usize = 24;
 /// Once its program has given it back: how many of the recording were before it, and 1.
 pub(super) const HAS_LEFT: usize = 32;
+/// When its first operation began.
+pub(super) const STARTED: usize = 40;
+/// For how long the rank was off its core while it waited for operations: in all, and at most.
+pub(super) const AWAY: usize = 48;
+pub(super) const AWAY_MOST: usize = 56;
 /// Why it has failed, as text; zeros if it has not.
 pub(super) const FAILURE: usize = 64;
 pub(super) const FAILURE_TEXT: usize = 448;
@@ -71,7 +76,7 @@ pub(super) const NAMED: usize = 4;
 pub(super) const PEERS: usize = OPERATIONS + KEPT * OPERATION;
 /// Ranks of which is recorded what this one exchanges with them; of those behind them it is not.
 pub(super) const PEERS_MAX: usize = 248;
-pub(super) const PEER: usize = 72;
+pub(super) const PEER: usize = 80;
 
 // A peer.
 /// Its queue pair here, and how often it was the last to begin.
@@ -88,6 +93,8 @@ pub(super) const LATE_ALL: usize = 48;
 pub(super) const LATE_MOST: usize = 56;
 /// Bytes in a second of the quickest chunks that were under way together.
 pub(super) const QUICKEST: usize = 64;
+/// How often a rail to it was left; and those that are, a bit each.
+pub(super) const RAILS: usize = 72;
 
 pub(super) const LOG: usize = PEERS + PEERS_MAX * PEER;
 pub(super) const BYTES_ALL: usize = HEAD + LOGS * LOG;

@@ -100,6 +100,7 @@ impl Log {
     /// The first poll has looked at an operation.
     pub(crate) fn began(&self, number: u64, now: Nanos) {
         self.of(number, at::BEGAN, some(now));
+        self.change(at::STARTED, |started| if started == 0 { some(now) } else { started });
     }
 
     /// Something has moved.
@@ -179,6 +180,27 @@ impl Log {
     /// So many bytes of elements have come from a peer.
     pub(crate) fn received(&self, peer: u32, bytes: u64) {
         self.of_peer(peer, at::RECEIVED, bytes);
+    }
+
+    /// The rank was off its core for so long while it waited for an operation.
+    pub(crate) fn away(&self, time: Duration) {
+        let nanos = nanos(time);
+        self.change(at::AWAY, |away| away.wrapping_add(nanos));
+        self.change(at::AWAY_MOST, |most| most.max(nanos));
+    }
+
+    /// A rail to a peer is left.
+    pub(crate) fn rail_is_left(&self, peer: u32, rail: usize) {
+        if let Some(base) = peer_at(peer) {
+            self.change(base + at::RAILS, |rails| (rails | 1 << rail).wrapping_add(1 << 32));
+        }
+    }
+
+    /// A rail to a peer is taken up again.
+    pub(crate) fn rail_is_back(&self, peer: u32, rail: usize) {
+        if let Some(base) = peer_at(peer) {
+            self.change(base + at::RAILS, |rails| rails & !(1 << rail));
+        }
     }
 
     /// The communicator is of no use any more.

@@ -8,6 +8,7 @@ use zerocopy::FromBytes;
 use super::layout as at;
 use crate::channel::message::{Call, Header};
 use crate::operation::Kind;
+use crate::ports::MAX_RAILS;
 use crate::{Algorithm, MAX_SIZE};
 
 /// What the communicators of a process have done last. Times are since the Unix epoch, by the clock of the process's host.
@@ -45,6 +46,13 @@ pub struct RecordedCommunicator {
     pub failure: Option<String>,
     /// The program has given it back.
     pub has_left: bool,
+    /// When its first operation began.
+    pub started: Option<Duration>,
+    /// For how long the rank was off its core, 10 ms or more at a time, while its program waited for operations
+    /// ([`Collectives::wait`](crate::Collectives::wait)): in all, and at most.
+    pub away: Duration,
+    /// See [`away`](RecordedCommunicator::away).
+    pub away_at_most: Duration,
     /// The operations that are still kept, the oldest first, and how many there were before them.
     pub operations: Vec<OperationRecord>,
     /// See [`operations`](RecordedCommunicator::operations).
@@ -119,6 +127,10 @@ pub struct PeerRecord {
     pub late_by: Duration,
     /// See [`late`](PeerRecord::late).
     pub late_at_most: Duration,
+    /// The rails to it that were left and are not back, and how often one was left.
+    pub rails_left: Vec<u32>,
+    /// See [`rails_left`](PeerRecord::rails_left).
+    pub rail_failures: u32,
 }
 
 /// These bytes are no recording.
@@ -195,6 +207,7 @@ impl RecordedCommunicator {
             let base = at::PEERS + peer as usize * at::PEER;
             let words = Words(log.0.get(base..base + at::PEER)?);
             let (qp, late) = words.pair(at::QP);
+            let (rail_failures, left) = words.pair(at::RAILS);
             Some(PeerRecord {
                 peer,
                 qp,
@@ -207,6 +220,8 @@ impl RecordedCommunicator {
                 late: late.into(),
                 late_by: Duration::from_nanos(words.at(at::LATE_ALL)),
                 late_at_most: Duration::from_nanos(words.at(at::LATE_MOST)),
+                rails_left: (0..MAX_RAILS as u32).filter(|rail| left & 1 << rail != 0).collect(),
+                rail_failures,
             })
         };
         let peers = (0..size.min(at::PEERS_MAX as u32)).filter_map(peer);
@@ -218,6 +233,9 @@ impl RecordedCommunicator {
             calls: log.at(at::CALLS),
             failure: Some(failure).filter(|failure| !failure.is_empty()),
             has_left: log.at(at::HAS_LEFT) != 0,
+            started: clock.time(log.at(at::STARTED)),
+            away: Duration::from_nanos(log.at(at::AWAY)),
+            away_at_most: Duration::from_nanos(log.at(at::AWAY_MOST)),
             forgotten: count.saturating_sub(operations.len() as u64),
             operations,
             peers: peers

@@ -1,6 +1,7 @@
 //! Other ranks: channels to them, and what they say.
 
 use super::*;
+use crate::fallback;
 use crate::ports::Port;
 
 impl Group {
@@ -224,7 +225,8 @@ impl Group {
         }
         if channel.open(process.now, rail, heard) {
             if heard > 1 {
-                info!(rank = self.rank, peer = from, rail, "the rail is taken up again");
+                fallback::with_rail(process.ports, (self.rank, from, rail));
+                self.log.rail_is_back(from, rail);
             }
             self.is_dirty = true;
             self.next_look = Nanos::ZERO;

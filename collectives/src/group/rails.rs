@@ -15,6 +15,7 @@ impl Group {
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         if !channel.paths()[rail].is_left() {
             fallback::without_rail(process.ports, (self.rank, peer, rail), why);
+            self.log.rail_is_left(peer, rail);
         }
         channel.leave((process.ports, process.now), rail, self.options.retry_budget())?;
         self.next_look = Nanos::ZERO;
@@ -39,6 +40,7 @@ impl Group {
         let answer = channel.hear_left((process.ports, process.now), left, patience)?;
         if !was_left && channel.paths()[rail].is_left() {
             fallback::without_rail(process.ports, (self.rank, from, rail), "the peer has left it");
+            self.log.rail_is_left(from, rail);
         }
         self.next_look = Nanos::ZERO;
         answer.map_or(Ok(()), |answer| self.tell(process, from, Message::Left(answer)))

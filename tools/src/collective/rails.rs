@@ -52,7 +52,10 @@ impl Rails {
             Some(gpu) => Collectives::on_device(first, gpu)?,
             None => Collectives::new(first)?,
         };
-        contexts.try_for_each(|context| collectives.add_rail(context))?;
+        contexts.try_for_each(|mut context| {
+            crate::endpoint::export(&mut context);
+            collectives.add_rail(context)
+        })?;
         Ok(collectives)
     }
 }

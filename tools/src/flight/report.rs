@@ -102,6 +102,8 @@ impl Found {
             Finding::Hangs { rank, .. } => ("hangs", Some(*rank)),
             Finding::Deadlock { .. } => ("deadlock", None),
             Finding::Late { rank, .. } => ("late", Some(*rank)),
+            Finding::Away { rank, .. } => ("away", Some(*rank)),
+            Finding::RailLeft { ranks: (rank, _), .. } => ("rail_left", Some(*rank)),
             Finding::SlowPort { rank, .. } => ("slow_port", Some(*rank)),
             Finding::SlowLink { from, .. } => ("slow_link", Some(*from)),
             _ => ("other", None),
