@@ -736,9 +736,30 @@ impl Channel {
         self.paths[rail].post(ports, now, &self.limits, (content, waiting, signaled))
     }
 
-    /// Whether another rail is left than this one.
+    /// Whether another rail is left than this one, or may come to be.
     pub(crate) fn can_do_without(&self, rail: usize) -> bool {
-        self.paths.iter().enumerate().any(|(other, path)| other != rail && path.is_open())
+        let is_there = |path: &Path| path.is_open() || path.is_new();
+        self.paths.iter().enumerate().any(|(other, path)| other != rail && is_there(path))
+    }
+
+    /// A rail by which nothing has come from the start on, though the peer is there, if it was not told of before.
+    pub(crate) fn missed(&mut self, patience: Duration) -> Option<usize> {
+        let heard = self.paths.iter().filter(|path| path.is_open()).map(|path| path.heard).max()?;
+        self.paths.iter_mut().position(|path| path.is_to_be_missed(heard, patience))
+    }
+
+    /// Whether the peer was heard of lately by another rail than this one.
+    pub(crate) fn is_heard_without(&self, rail: usize, now: Nanos, lately: Duration) -> bool {
+        let is_heard = |path: &Path| now.since(path.heard) < lately;
+        self.paths.iter().enumerate().any(|(other, path)| other != rail && is_heard(path))
+    }
+
+    /// Whether the peer has not answered, by any rail, what it was told of one that failed: it may have been asked so many `times`,
+    /// or a quarter of that if it was not heard of by any rail for `patience`.
+    pub(crate) fn unanswered(&self, now: Nanos, times: u32, patience: Duration) -> Option<usize> {
+        let is_heard = self.paths.iter().any(|path| now.since(path.heard) < patience);
+        let times = if is_heard { times } else { times / 4 };
+        self.paths.iter().position(|path| path.has_asked(times))
     }
 
     /// A rail by which nothing has come through for about two ACK timeouts, though the peer was heard of by another one, and again

@@ -371,9 +371,21 @@ impl Group {
                 self.granted(peer, call, grant);
             }
             News::Failed(status) => {
+                // It may be told why.
+                self.take_events_of(process, (peer, rail))?;
                 let of_device = self.device_failed(process.ports, peer, status);
+                let lately = self.options.retry_budget() / 2;
                 let channel = self.peers[peer as usize].channel.as_mut();
-                let can_do_without = channel.as_ref().is_some_and(|channel| channel.can_do_without(rail));
+                let can_do_without = channel.as_ref().is_some_and(|channel| {
+                    // A peer that answers nothing by this rail is told of, and asked, by the others all the while.
+                    channel.can_do_without(rail)
+                        && (status != WcStatus::RetryExcErr
+                            || channel.is_heard_without(rail, process.now, lately))
+                });
+                let is_left = channel.as_ref().is_some_and(|channel| channel.paths()[rail].is_left());
+                if is_left || self.failed.is_some() {
+                    return Ok(());
+                }
                 if let Some(cause) = of_device {
                     self.fail(cause);
                 } else if self.is_leaving && self.executions.is_empty() && !can_do_without {

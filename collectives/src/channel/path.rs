@@ -31,8 +31,10 @@ pub(crate) struct Path {
     theirs: u32,
     /// The peer's ring, by this rail.
     remote_ring: RemoteAddress,
-    /// When the peer is told of this end again.
+    /// When the peer is told of this end again; when it was told first; and whether it was said that nothing has come of it.
     pub(crate) next_hello: Nanos,
+    greeted: Option<Nanos>,
+    is_missed: bool,
     /// Work requests that have not completed, the oldest first, and how many have.
     pub(super) posted: VecDeque<Posted>,
     completed: u32,
@@ -164,6 +166,8 @@ impl Path {
             theirs: 0,
             remote_ring: NOWHERE,
             next_hello: Nanos::ZERO,
+            greeted: None,
+            is_missed: false,
             posted: VecDeque::with_capacity((limits.depth + SPARE) as usize),
             completed: 0,
             unsignaled: 0,
@@ -250,6 +254,31 @@ impl Path {
     /// The peer is not known to be ready: it is greeted.
     pub(crate) fn is_greeting(&self) -> bool {
         self.state == State::Greeting
+    }
+
+    /// The peer is told of this end now, and once more `again` later.
+    pub(crate) fn greet(&mut self, now: Nanos, again: Duration) {
+        self.next_hello = now + again;
+        self.greeted.get_or_insert(now);
+    }
+
+    /// Whether nothing has come of it from the start on, though the peer was heard of by another one, at `heard`, `patience` after it
+    /// was told of this one. It is said once.
+    pub(super) fn is_to_be_missed(&mut self, heard: Nanos, patience: Duration) -> bool {
+        let is_new = self.is_new() && !self.is_missed;
+        let is_missed = is_new && self.greeted.is_some_and(|greeted| heard >= greeted + patience);
+        self.is_missed |= is_missed;
+        is_missed
+    }
+
+    /// Whether it was said that it is not there, for any reason.
+    pub(crate) fn was_missed(&self) -> bool {
+        self.own > 1 || self.is_missed
+    }
+
+    /// It is the first queue pair, and the peer is not known to be ready.
+    pub(crate) fn is_new(&self) -> bool {
+        self.state == State::Greeting && self.own == 1
     }
 
     /// The peer is ready to receive from the queue pair `own`. Whether that is news.
@@ -444,7 +473,7 @@ impl Path {
     }
 
     /// Whether the peer has been asked so often in vain. Not for how long: nobody answers who is in no operation.
-    pub(crate) fn has_asked(&self, times: u32) -> bool {
+    pub(super) fn has_asked(&self, times: u32) -> bool {
         matches!(self.state, State::Failed { asks, .. } if asks > times && self.came.is_none())
     }
 

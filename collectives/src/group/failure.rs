@@ -94,7 +94,11 @@ impl Group {
     /// What it means that the connection to a peer has failed so, where it is nobody's device.
     pub(super) fn why(&self, peer: u32, status: WcStatus) -> Cause {
         match status {
-            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr | WcStatus::WrFlushErr => {
+            // The peer has said so, or an event tells why.
+            WcStatus::WrFlushErr => {
+                Cause::Lost { peer, how: "the connection to it was given up with WrFlushErr".to_owned() }
+            }
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => {
                 let how = format!(
                     "the connection to it failed with {status:?}; it has ended, or has not polled for {:?} (Options::ack_timeout and \
                      retry_count)",

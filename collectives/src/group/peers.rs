@@ -31,7 +31,7 @@ impl Group {
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let link = channel.link(process.ports, rail, self.ways[rail].1)?;
         let Some(path) = channel.path(rail) else { return Ok(()) };
-        path.next_hello = process.now + again;
+        path.greet(process.now, again);
         let (heard, is_open) = (path.heard_of(), path.is_open());
         self.tell_by(process, peer, rail, Message::Hello { link, heard, is_open })
     }
@@ -224,7 +224,11 @@ impl Group {
             return Ok(());
         }
         if channel.open(process.now, rail, heard) {
-            if heard > 1 {
+            if self.peers[from as usize]
+                .channel
+                .as_ref()
+                .is_some_and(|channel| channel.paths()[rail].was_missed())
+            {
                 fallback::with_rail(process.ports, (self.rank, from, rail));
                 self.log.rail_is_back(from, rail);
             }
@@ -267,7 +271,7 @@ impl Group {
         Ok(())
     }
 
-    fn take_events_of(
+    pub(super) fn take_events_of(
         &mut self,
         process: &mut Process<'_>,
         (number, rail): (u32, usize),

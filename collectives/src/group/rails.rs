@@ -65,6 +65,10 @@ impl Group {
             let why = "nothing comes through, again and again, though the peer is there";
             return self.leave_rail(process, (peer, rail), why);
         }
+        if let Some(rail) = channel.missed(patience / 4) {
+            fallback::without_rail(process.ports, (self.rank, peer, rail), "nothing has come by it so far");
+            self.log.rail_is_left(peer, rail);
+        }
         let (doubts, is_to_be_mended) = (channel.doubts(process.now, timeout), channel.is_to_be_mended());
         if doubts {
             // The peer must be heard of again, by another rail.
@@ -101,7 +105,7 @@ impl Group {
         }
         let Some(channel) = &mut peer_of_rail.channel else { return Ok(()) };
         let times = (patience.as_nanos() / again.as_nanos().max(1)) as u32;
-        if let Some(rail) = channel.paths().iter().position(|path| path.has_asked(times)) {
+        if let Some(rail) = channel.unanswered(process.now, times, patience) {
             if self.is_leaving && self.executions.is_empty() {
                 // It has all that it needed, and has left.
                 channel.forget();
