@@ -77,7 +77,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Call`].
     fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError>;
 
-    /// Opens a queue of reductions, and of copies within its memory.
+    /// Opens a queue of reductions, and of copies within its memory. The first one builds what the device computes with, which may take
+    /// seconds; no reduction waits for that.
     ///
     /// # Errors
     /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it computes nothing.

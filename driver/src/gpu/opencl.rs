@@ -263,7 +263,7 @@ impl OpenCl {
         call(&self.copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The reductions, which are built when they are first asked for.
+    /// The reductions, which are built for the first reducer.
     fn program(&self) -> Result<&Object, GpuError> {
         self.program.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
     }
@@ -297,9 +297,7 @@ impl OpenCl {
 
     fn computes(&self, computation: Computation) -> Result<(), GpuError> {
         let data_type = computation.data_type();
-        if data_type == DataType::F64
-            && number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() == 0
-        {
+        if !self.has(data_type) {
             return Err(self.unsupported("reductions of f64", "it has no double precision (cl_khr_fp64)"));
         }
         let is_divided = matches!(computation, Computation::Reduce(Reduction { divide_by: Some(_), .. }));
@@ -308,6 +306,12 @@ impl OpenCl {
                 .unsupported(format!("quotients of {data_type}"), "it does not round them to the nearest"));
         }
         Ok(())
+    }
+
+    /// Whether it computes with this type.
+    fn has(&self, data_type: DataType) -> bool {
+        data_type != DataType::F64
+            || number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() != 0
     }
 
     /// Whether it can round quotients of floats as the processor does.
