@@ -661,7 +661,7 @@ impl Execution {
     fn take_from_device(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while let Some(&(ticket, step)) = self.running.front()
-            && tools.computer.has_ended(tools.now, ticket)?
+            && tools.computer.has_ended(ticket)?
         {
             self.running.pop_front();
             self.of_arrivals(step, |peer, bytes| took(tools, peer, bytes, Channel::end));
@@ -669,6 +669,20 @@ impl Execution {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Whether a device is about steps of it.
+    pub(crate) fn is_on_device(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Of an operation that has failed: takes what the device has ended of it, well or not, for the memory alone.
+    pub(crate) fn drop_from_device(&mut self, computer: &mut Computer) {
+        while let Some((ticket, _)) = self.running.front()
+            && !matches!(computer.has_ended(*ticket), Ok(false))
+        {
+            self.running.pop_front();
+        }
     }
 
     /// Combines operands, or has the device begin it. [`ByDevice::No`] if it is done.
