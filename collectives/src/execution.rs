@@ -251,6 +251,18 @@ impl Execution {
         lanes.filter(move |lane| lane.steps.iter().any(is_chunk)).map(|lane| lane.peer)
     }
 
+    /// The peers whose chunks come to staging memory, of those that it receives from.
+    pub(crate) fn staged(&self, eager: usize) -> impl Iterator<Item = u32> {
+        let lanes = self.lanes.iter().filter(|lane| lane.way == Way::Receive);
+        lanes.filter(move |lane| self.is_staged(lane, eager)).map(|lane| lane.peer)
+    }
+
+    fn is_staged(&self, lane: &Lane, eager: usize) -> bool {
+        lane.steps.iter().any(|step| {
+            matches!(&self.schedule.steps[*step as usize], Step::Combine { len, .. } if self.bytes(*len) > eager)
+        })
+    }
+
     /// The ranks that something is still to come from, or to go to.
     pub(crate) fn waits_for(&self) -> impl Iterator<Item = u32> {
         self.peers().map(|(peer, _)| peer).filter(|peer| {
@@ -511,20 +523,14 @@ impl Execution {
 
     /// Tells a peer where its chunks go, if it has to know. Whether it knows.
     fn grant(&self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
-        let (Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
+        let (lane @ Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
         let link = &mut tools.links[*peer as usize];
         let Some(channel) = &mut link.channel else { return Ok(false) };
-        let eager = channel.eager_bytes() as usize;
         let lands = steps.iter().any(|step| matches!(self.schedule.steps[*step as usize], Step::Land { .. }));
-        let is_staged = steps.iter().any(|step| {
-            matches!(&self.schedule.steps[*step as usize], Step::Combine { len, .. } if self.bytes(*len) > eager)
-        });
+        let is_staged = self.is_staged(lane, channel.eager_bytes() as usize);
         let tells_staging = is_staged && !channel.staging_is_told;
         if !lands && !tells_staging {
             return Ok(true);
-        }
-        if tells_staging {
-            channel.make_staging(tools.ports, tools.computer)?;
         }
         let output = match (lands, self.places.output) {
             (true, Some((mr, offset))) => {

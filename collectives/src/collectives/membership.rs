@@ -118,8 +118,8 @@ impl Collectives {
     /// Two halves of a network that do not hear each other go on as two communicators.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks;
-    /// [`Error::InvalidHandle`], [`Error::Verbs`].
+    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks; [`Error::Gpu`] of a device that
+    /// has not ended what it was about for 10 s: the same may be called again; [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
         self.start_shrink(communicator)?;
         loop {
@@ -189,7 +189,8 @@ impl Collectives {
     ///
     /// # Errors
     /// [`Error::Failed`] if a rank has gone without it, or the communicator has failed and nobody was told so far; everything is
-    /// freed then too. [`Error::InvalidHandle`].
+    /// freed then too. [`Error::Gpu`] of a device that has not ended what it was about for 10 s: then nothing is freed, and it may be called
+    /// again. [`Error::InvalidHandle`].
     pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
         self.group(communicator)?;
         let left = self.say_farewell(&[communicator]);
