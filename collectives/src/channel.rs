@@ -171,7 +171,7 @@ impl Message {
 impl Channel {
     /// Creates this end, ready for messages to come, with a path for each completion queue.
     pub(crate) fn new(
-        ports: &mut Ports,
+        (ports, computer): (&mut Ports, &mut Computer),
         cqs: &[Cq],
         peer: u32,
         limits: Limits,
@@ -218,7 +218,7 @@ impl Channel {
             match Path::new(ports, rail, *cq, peer, &limits) {
                 Ok(path) => channel.paths.push(path),
                 Err(error) => {
-                    channel.destroy(ports, || Nanos::ZERO)?;
+                    channel.destroy((ports, computer), || Nanos::ZERO)?;
                     return Err(error);
                 }
             }
@@ -292,15 +292,23 @@ impl Channel {
     }
 
     /// Frees everything.
-    pub(crate) fn destroy(self, ports: &mut Ports, now: impl FnMut() -> Nanos) -> Result<(), crate::Error> {
+    pub(crate) fn destroy(
+        self,
+        (ports, computer): (&mut Ports, &mut Computer),
+        mut now: impl FnMut() -> Nanos,
+    ) -> Result<(), crate::Error> {
         for (rail, path) in self.paths.iter().enumerate() {
             ports.of_mut(rail).context.destroy_qp(path.qp)?;
         }
-        let mut now = now;
         for mr in [self.ring, self.mirror].into_iter().chain(self.staging) {
-            ports.deregister(&mut now, mr)?;
+            computer.deregister(ports, &mut now, mr)?;
         }
         Ok(())
+    }
+
+    /// Whether nothing comes any more, once all paths were [left](Channel::leave), and devices have copied what has come.
+    pub(crate) fn is_still(&self, ports: &Ports) -> bool {
+        self.paths.iter().all(|path| path.is_still(ports))
     }
 
     /// Every message has a completion from now on, and none of those before it matters.

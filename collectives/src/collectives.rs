@@ -126,7 +126,7 @@ impl Collectives {
     fn reducing(context: Context, device: Option<Arc<dyn Device>>) -> Result<Collectives, Error> {
         let recorder = Recorder::new(&context);
         let ports = Ports::new(context)?;
-        let (computer, poller) = (Computer::new(device), Poller::new());
+        let (computer, poller) = (Computer::new(device)?, Poller::new());
         let (buffers, groups, requests) = (Vec::new(), Slab::default(), Slab::default());
         Ok(Collectives {
             ports,
@@ -398,6 +398,7 @@ impl Collectives {
     fn progress(&mut self, now: Nanos) -> Result<bool, Error> {
         let mut moved = false;
         let (mut process, groups) = self.process(now);
+        process.computer.poll(now);
         // Operations first: what can end ends, though another rank may have given up behind it.
         for group in groups.iter_mut() {
             moved |= group.poll(&mut process);

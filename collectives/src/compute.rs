@@ -3,9 +3,10 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use ferroce::driver::gpu::{Device, GpuError, MAX_SOURCES, Reducer, Ticket};
+use ferroce::driver::gpu::{Device, Failed, GpuError, MAX_SOURCES, Reducer, Ticket};
 use ferroce::driver::reduction::{Computation, DataType, MAX_SPANS, Reduction, scale};
 use ferroce::driver::{Piece, Span, SpanMut};
 use ferroce::{Access, Context, Memory, Mr, Nanos, Sge};
@@ -29,14 +30,13 @@ pub(crate) struct Computer {
 /// A device that reduces its own memory.
 struct DeviceReducer {
     device: Arc<dyn Device>,
-    /// Made when it is first needed.
+    /// `None` if it computes nothing.
     reducer: Option<Box<dyn Reducer>>,
-    /// The last that has begun, by all reducers so far, and how many had those before this one.
+    /// The last that has begun.
     begun: Ticket,
-    before: Ticket,
     /// Everything up to it has ended.
     ended: Ticket,
-    /// What of that has failed, and nobody has asked for so far.
+    /// What of that has failed, and nobody has asked for so far: each operation asks for all that it began.
     failed: Vec<(Ticket, GpuError)>,
     /// The regions of its memory.
     regions: HashSet<Mr>,
@@ -61,19 +61,27 @@ const BLOCK: usize = 256 << 10;
 const LONGEST: usize = 1 << 30;
 
 impl Computer {
-    /// With a device that reduces its own memory.
-    pub(crate) fn new(device: Option<Arc<dyn Device>>) -> Computer {
-        let device = device.map(|device| DeviceReducer {
+    /// With a device that reduces its own memory: what it computes with is built here, for that takes long.
+    pub(crate) fn new(device: Option<Arc<dyn Device>>) -> Result<Computer, Error> {
+        let Some(device) = device else { return Ok(Computer::default()) };
+        let reducer = match device.reducer() {
+            Ok(reducer) => Some(reducer),
+            Err(error @ GpuError::Unsupported { .. }) => {
+                warn!("the host computes in its place: {error}");
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let own = DeviceReducer {
             device,
-            reducer: None,
+            reducer,
             begun: Ticket::NONE,
-            before: Ticket::NONE,
             ended: Ticket::NONE,
             failed: Vec::new(),
             regions: HashSet::new(),
             has_refused: false,
-        });
-        Computer { blocks: Vec::new(), device }
+        };
+        Ok(Computer { blocks: Vec::new(), device: Some(own) })
     }
 
     /// The device.
@@ -97,19 +105,55 @@ impl Computer {
         Ok(mr)
     }
 
-    /// A region is no more.
-    pub(crate) fn forget(&mut self, mr: Mr) {
+    /// Ends a registration, as [`Ports::deregister`] does.
+    pub(crate) fn deregister(
+        &mut self,
+        ports: &mut Ports,
+        now: impl FnMut() -> Nanos,
+        mr: Mr,
+    ) -> Result<Memory, Error> {
+        let memory = ports.deregister(now, mr)?;
         self.device.iter_mut().for_each(|own| {
             own.regions.remove(&mr);
         });
+        Ok(memory)
     }
 
-    /// Ends what the device has begun and nobody asks for any more.
-    pub(crate) fn stop(&mut self) {
-        self.device.iter_mut().for_each(|own| {
-            (own.reducer, own.before, own.ended) = (None, own.begun, own.begun);
-            own.failed.clear();
-        });
+    /// Takes what the device has ended, also of operations that ask no more: it lets go of their memory, and has room for others.
+    pub(crate) fn poll(&mut self, now: Nanos) {
+        let Some(DeviceReducer { reducer: Some(reducer), begun, ended, failed, .. }) = &mut self.device
+        else {
+            return;
+        };
+        while *ended < *begun {
+            match reducer.done(now) {
+                Ok(watermark) => {
+                    *ended = watermark;
+                    break;
+                }
+                Err(Failed { ticket, source, .. }) => {
+                    *ended = ticket;
+                    failed.push((ticket, source));
+                }
+            }
+        }
+    }
+
+    /// The last computation that the device has begun.
+    pub(crate) fn newest(&self) -> Ticket {
+        self.device.as_ref().map_or(Ticket::NONE, |own| own.begun)
+    }
+
+    /// Whether it has ended everything up to this one, well or not.
+    pub(crate) fn is_past(&self, ticket: Ticket) -> bool {
+        self.device.as_ref().is_none_or(|own| own.ended >= ticket)
+    }
+
+    /// That the device does not end what it has begun.
+    pub(crate) fn hangs(&self, waited: Duration) -> Error {
+        let device = self.device().map_or_else(|| "a device".to_owned(), |device| device.name().to_owned());
+        let reason = format!("what it has begun has not ended for {waited:?}, and may write to memory still");
+        Error::Gpu(GpuError::Call { device, call: "copies and reductions", reason })
     }
 
     /// Begins a computation by the device, if it can do it: of its own memory alone.
@@ -126,21 +170,14 @@ impl Computer {
         if !are_own || sources.len() > MAX_SOURCES {
             return Ok(ByDevice::No);
         }
-        let reducer = match &mut own.reducer {
-            Some(reducer) => reducer,
-            none => match own.device.reducer() {
-                Ok(reducer) => none.insert(reducer),
-                Err(GpuError::Unsupported { .. }) => return Ok(ByDevice::No),
-                Err(error) => return Err(error.into()),
-            },
-        };
+        let Some(reducer) = &mut own.reducer else { return Ok(ByDevice::No) };
         let piece = |sge: &Sge| context.piece(sge.mr, sge.offset, sge.length as usize);
         let sources: ArrayVec<Piece<'_>, MAX_SOURCES> =
             sources.iter().map(piece).collect::<Result<_, _>>()?;
         match reducer.compute(now, computation, piece(&target)?, &sources) {
             Ok(ticket) => {
-                own.begun = Ticket(own.before.0 + ticket.0);
-                Ok(ByDevice::Begun(own.begun))
+                own.begun = ticket;
+                Ok(ByDevice::Begun(ticket))
             }
             Err(GpuError::Full { .. }) => Ok(ByDevice::Later),
             Err(error @ (GpuError::Unaligned { .. } | GpuError::Unsupported { .. })) => {
@@ -159,18 +196,9 @@ impl Computer {
         reducer.and_then(|reducer| reducer.next_deadline(now)).unwrap_or(Nanos::NEVER)
     }
 
-    /// Whether a computation by the device has ended.
-    pub(crate) fn has_ended(&mut self, now: Nanos, ticket: Ticket) -> Result<bool, Error> {
+    /// Whether a computation by the device has ended, as of the last [`poll`](Computer::poll).
+    pub(crate) fn has_ended(&mut self, ticket: Ticket) -> Result<bool, Error> {
         let Some(own) = &mut self.device else { return Ok(true) };
-        if own.ended < ticket
-            && let Some(reducer) = &mut own.reducer
-        {
-            let ended = reducer.done(now).unwrap_or_else(|failed| {
-                own.failed.push((Ticket(own.before.0 + failed.ticket.0), failed.source));
-                failed.ticket
-            });
-            own.ended = Ticket(own.before.0 + ended.0);
-        }
         match own.failed.iter().position(|(failed, _)| *failed == ticket) {
             Some(index) => Err(own.failed.swap_remove(index).1.into()),
             None => Ok(ticket <= own.ended),

@@ -251,6 +251,18 @@ impl Execution {
         lanes.filter(move |lane| lane.steps.iter().any(is_chunk)).map(|lane| lane.peer)
     }
 
+    /// The peers whose chunks come to staging memory, of those that it receives from.
+    pub(crate) fn staged(&self, eager: usize) -> impl Iterator<Item = u32> {
+        let lanes = self.lanes.iter().filter(|lane| lane.way == Way::Receive);
+        lanes.filter(move |lane| self.is_staged(lane, eager)).map(|lane| lane.peer)
+    }
+
+    fn is_staged(&self, lane: &Lane, eager: usize) -> bool {
+        lane.steps.iter().any(|step| {
+            matches!(&self.schedule.steps[*step as usize], Step::Combine { len, .. } if self.bytes(*len) > eager)
+        })
+    }
+
     /// The ranks that something is still to come from, or to go to.
     pub(crate) fn waits_for(&self) -> impl Iterator<Item = u32> {
         self.peers().map(|(peer, _)| peer).filter(|peer| {
@@ -516,20 +528,14 @@ impl Execution {
 
     /// Tells a peer where its chunks go, if it has to know. Whether it knows.
     fn grant(&self, index: usize, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
-        let (Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
+        let (lane @ Lane { peer, steps, .. }, age) = (&self.lanes[index], self.age(tools.now));
         let link = &mut tools.links[*peer as usize];
         let Some(channel) = &mut link.channel else { return Ok(false) };
-        let eager = channel.eager_bytes() as usize;
         let lands = steps.iter().any(|step| matches!(self.schedule.steps[*step as usize], Step::Land { .. }));
-        let is_staged = steps.iter().any(|step| {
-            matches!(&self.schedule.steps[*step as usize], Step::Combine { len, .. } if self.bytes(*len) > eager)
-        });
+        let is_staged = self.is_staged(lane, channel.eager_bytes() as usize);
         let tells_staging = is_staged && !channel.staging_is_told;
         if !lands && !tells_staging {
             return Ok(true);
-        }
-        if tells_staging {
-            channel.make_staging(tools.ports, tools.computer)?;
         }
         let output = match (lands, self.places.output) {
             (true, Some((mr, offset))) => {
@@ -666,7 +672,7 @@ impl Execution {
     fn take_from_device(&mut self, tools: &mut Tools<'_>) -> Result<bool, Trouble> {
         let mut moved = false;
         while let Some(&(ticket, step)) = self.running.front()
-            && tools.computer.has_ended(tools.now, ticket)?
+            && tools.computer.has_ended(ticket)?
         {
             self.running.pop_front();
             self.of_arrivals(step, |peer, bytes| took(tools, peer, bytes, Channel::end));
@@ -674,6 +680,20 @@ impl Execution {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Whether a device is about steps of it.
+    pub(crate) fn is_on_device(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// Of an operation that has failed: takes what the device has ended of it, well or not, for the memory alone.
+    pub(crate) fn drop_from_device(&mut self, computer: &mut Computer) {
+        while let Some((ticket, _)) = self.running.front()
+            && !matches!(computer.has_ended(*ticket), Ok(false))
+        {
+            self.running.pop_front();
+        }
     }
 
     /// Combines operands, or has the device begin it. [`ByDevice::No`] if it is done.

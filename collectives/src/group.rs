@@ -144,6 +144,8 @@ pub(crate) struct Group {
     /// Communicators that were made of this one, so far.
     children: u64,
     is_leaving: bool,
+    /// Since when what may write to memory is waited for.
+    calming: Option<Nanos>,
     /// Until when the others are told, once that has begun, and when next.
     telling: Option<(Option<Nanos>, Nanos)>,
     /// Since when it is in no operation, if it is in none.
@@ -231,6 +233,7 @@ impl Group {
             shrinking: None,
             children: 0,
             is_leaving: false,
+            calming: None,
             telling: None,
             idle_since: process.now,
             is_dirty: false,

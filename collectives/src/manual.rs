@@ -60,7 +60,10 @@
 //! # Errors
 //!
 //! [`Error::Invalid`] refuses an operation before anything has happened. [`Error::Failed`] ends a communicator: every operation
-//! under way on every rank ends with it, outputs hold anything, and later operations are refused. Its [`Cause`] says why:
+//! under way on every rank ends with it, outputs hold anything, and later operations are refused. Other ranks and devices may still write
+//! to those outputs, until [`leave`](Collectives::leave), [`shrink`](Collectives::shrink) or [`finish`](Collectives::finish) has
+//! returned, or [`shrunk`](Collectives::shrunk) has the communicator of those that are left, or the buffer is no longer registered. A
+//! device that ends nothing for 10 s makes that an [`Error::Gpu`] that names it, and may write still. The [`Cause`] says why it has failed:
 //!
 //! | cause | what to do |
 //! |---|---|
@@ -82,9 +85,18 @@
 //! a poll begins that and goes on with other messages until it has ended. Long operations come in chunks, of which one is copied to the host, one
 //! is on the wire and one is reduced at the same time. Ranks may have different devices, or none; the bits are those of the processor.
 //!
-//! By way of the host, and with a poll that blocks, go: buffers of the host's memory at a rank with a GPU, elements that do not begin at a multiple of
-//! their size, more than 8 operands (Direct and TwoStep, with more ranks), f64 on a GPU without double precision, and averages of
-//! floats on one that does not round quotients. Each is counted, with its reason.
+//! What is built for that, and may take seconds, [`Collectives::on_device`] builds.
+//!
+//! By way of the host, and with a poll that blocks, go:
+//!
+//! - operations on buffers of the host's memory at a rank with a GPU;
+//! - elements that do not begin at a multiple of their size;
+//! - reductions of more than 8 operands at once: Direct and TwoStep in all-reduce, reduce and reduce-scatter with more than 8 ranks,
+//!   Hierarchical in all-reduce with more than 8 ranks on a host. Where no algorithm is [forced](Options::algorithm), long ones and those of
+//!   more than 8 ranks go along a ring, of two operands each; but 8-bit floats take Direct or TwoStep, with up to 64 ranks;
+//! - f64 on a GPU without double precision, and averages of floats on one that does not round quotients.
+//!
+//! Each is counted, with its reason.
 //!
 //! With an RNIC nothing passes the host, if the card takes the memory as dma-buf ([`ferroce::manual::device_memory`]).
 //!

@@ -19,6 +19,9 @@ pub(crate) fn register(context: &mut Context, pd: Pd, memory: Memory, access: Ac
     Ok(context.register(pd, memory, access).map_err(ferroce::Error::from)?)
 }
 
+/// What a device is about ends within that, unless it hangs: longer than copies take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Ends a registration, behind the copies of a device and what the port sends from there.
 pub(crate) fn deregister(context: &mut Context, now: impl FnMut() -> Nanos, mr: Mr) -> Result<Memory, Error> {
     when_free(context, now, |context| context.deregister(mr))
@@ -30,12 +33,10 @@ pub(crate) fn when_free<T>(
     mut now: impl FnMut() -> Nanos,
     mut free: impl FnMut(&mut Context) -> Result<T, ferroce::Error>,
 ) -> Result<T, Error> {
-    /// Longer than copies take.
-    const AT_MOST: Duration = Duration::from_secs(10);
     let start = now();
     loop {
         match free(context) {
-            Err(ferroce::Error::Busy { .. }) if now().since(start) < AT_MOST => {
+            Err(ferroce::Error::Busy { .. }) if now().since(start) < PATIENCE => {
                 context.poll(now())?;
             }
             result => return Ok(result?),

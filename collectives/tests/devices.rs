@@ -18,7 +18,8 @@ use ferroce::driver::rnic::Verbs;
 use ferroce::{Memory, RnicPort};
 use ferroce_collectives::flight::{Diagnosis, Finding, Recording, Why};
 use ferroce_collectives::{
-    Algorithm, Buffer, Collectives, Communicator, DataType, Operation, ReduceOp, Reduction, SharedMemory,
+    Algorithm, Buffer, Collectives, Communicator, DataType, Model, Operation, Options, ReduceOp, Reduction,
+    SharedMemory,
 };
 use ferroce_driver_test_support::file_gpu::FileGpu;
 use ferroce_driver_test_support::gpu;
@@ -413,4 +414,141 @@ fn a_device_that_hangs_is_named_by_its_rank() {
             outcome.contains("the device of rank 0 has failed: nothing that it was given has ended for 1.");
         assert!(names, "rank {rank}: {outcome}");
     }
+
+/// Polls until `ready` says so.
+fn poll_until(ranks: &mut Collectives, mut ready: impl FnMut() -> bool) {
+    while !ready() {
+        let now = ranks.now();
+        ranks.poll(now).unwrap();
+    }
+}
+
+/// Options with which ranks meet without an operation: it takes long where copies are late.
+fn measured() -> Options {
+    options().model(Model::default()).shared_memory(SharedMemory::Off)
+}
+
+/// Once a communicator that has failed was left, or has shrunk, its memory is the program's: nothing that the device is about comes late.
+#[test]
+fn nothing_is_written_after_a_failed_communicator_was_left() {
+    const LATE: Duration = Duration::from_secs(2);
+    for (shrinks, computes) in [(false, false), (true, false), (false, true), (true, true)] {
+        let strict = Strict::default().seed(7);
+        let device = match computes {
+            // 160 ms a chunk.
+            true => strict.speed(u64::MAX, 100_000),
+            false => strict.latest(LATE),
+        };
+        let device = device.open().unwrap();
+        let own: Arc<dyn Device> = device.clone();
+        let open = move |rank| (rank == 1).then(|| own.clone());
+        run_with_gpus(2, measured().algorithm(Algorithm::Ring), LIMIT, open, move |mut ranks, all| {
+            let count = 200_000;
+            let buffer = ranks.allocate(4 * count).unwrap();
+            let operation = match computes {
+                true => Operation::all_reduce(buffer, buffer, count, DataType::F32, ReduceOp::Sum),
+                false => Operation::broadcast(buffer, buffer, count, DataType::F32, 0),
+            };
+            let request = ranks.start(all, &operation).unwrap();
+            if all.rank() == 1 {
+                poll_until(&mut ranks, || match computes {
+                    true => device.reductions() >= 4,
+                    false => device.copies().0 >= 8,
+                });
+                ranks.abort(all, "the user has thought better of it").unwrap();
+            }
+            ranks.wait(request).unwrap_err();
+            let start = Instant::now();
+            match shrinks {
+                true => drop(ranks.shrink(all).unwrap()),
+                false => drop(ranks.leave(all)),
+            }
+            assert!(start.elapsed() < 2 * LATE, "{:?}", start.elapsed());
+            if all.rank() == 1 {
+                ranks.write(buffer, 0, &vec![0xee; 4 * count]).unwrap();
+                let end = Instant::now() + LATE;
+                poll_until(&mut ranks, || Instant::now() > end);
+                let mut bytes = vec![0; 4 * count];
+                ranks.read(buffer, 0, &mut bytes).unwrap();
+                let late = bytes.iter().filter(|byte| **byte != 0xee).count();
+                assert_eq!(late, 0, "shrinks: {shrinks}, computes: {computes}");
+                ranks.deregister(buffer).unwrap();
+            }
+            ranks.finish().unwrap();
+        });
+    }
+}
+
+/// The queue of the device is full of what belongs to a communicator that has failed.
+#[test]
+fn a_communicator_goes_on_beside_one_that_has_failed() {
+    // 40 ms a chunk.
+    let slow = |rank: u32| Strict::default().seed(rank.into()).depth(4).speed(u64::MAX, 400_000);
+    let devices: Vec<Arc<StrictDevice>> = (0..2).map(|rank| slow(rank).open().unwrap()).collect();
+    let open = |rank: u32| Some(devices[rank as usize].clone() as Arc<dyn Device>);
+    let devices = devices.clone();
+    run_with_gpus(2, measured(), LIMIT, open, move |mut ranks, all| {
+        let other = ranks.subset(all, &[0, 1]).unwrap().unwrap();
+        let (count, device) = (200_000, &devices[all.rank() as usize]);
+        let buffer = ranks.allocate(4 * count).unwrap();
+        let all_reduce = Operation::all_reduce(buffer, buffer, count, DataType::F32, ReduceOp::Sum);
+        let request = ranks.start(all, &all_reduce).unwrap();
+        if all.rank() == 0 {
+            // More than the queue holds: each that ends is replaced.
+            poll_until(&mut ranks, || device.reductions() >= 6);
+            ranks.abort(all, "the user has thought better of it").unwrap();
+        }
+        ranks.wait(request).unwrap_err();
+        let start = Instant::now();
+        check_sums(&mut ranks, other, &[1000]);
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+        ranks.leave(other).unwrap();
+        drop(ranks.leave(all));
+        ranks.deregister(buffer).unwrap();
+        ranks.finish().unwrap();
+    });
+}
+
+/// A device that ends nothing.
+fn hanging() -> Arc<StrictDevice> {
+    Strict::default().seed(7).latest(Duration::from_secs(1 << 30)).open().unwrap()
+}
+
+/// What hangs is named, in time.
+#[test]
+fn a_device_that_hangs_is_named_by_whoever_leaves() {
+    let device = hanging();
+    let own: Arc<dyn Device> = device.clone();
+    let open = move |rank| (rank == 1).then(|| own.clone());
+    run_with_gpus(2, measured(), LIMIT, open, move |mut ranks, all| {
+        let buffer = ranks.allocate(400_000).unwrap();
+        let request =
+            ranks.start(all, &Operation::broadcast(buffer, buffer, 100_000, DataType::F32, 0)).unwrap();
+        if all.rank() == 1 {
+            poll_until(&mut ranks, || device.copies().0 >= 2);
+            ranks.abort(all, "it takes too long").unwrap();
+        }
+        ranks.wait(request).unwrap_err();
+        let start = Instant::now();
+        let left = ranks.leave(all);
+        assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+        if all.rank() == 1 {
+            let error = left.unwrap_err().to_string();
+            assert!(error.starts_with("strict:7: ") && error.contains("has not ended for 10s"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_device_that_hangs_while_it_is_measured_is_named() {
+    let open = |rank| (rank == 1).then(hanging).map(|device| device as Arc<dyn Device>);
+    let options = measured().stall_timeout(Duration::from_secs(2));
+    run_with_gpus(2, options, LIMIT, open, move |mut ranks, all| {
+        if all.rank() == 0 {
+            let end = Instant::now() + Duration::from_secs(1);
+            poll_until(&mut ranks, || Instant::now() > end);
+        }
+        let error = ranks.measure(all).unwrap_err().to_string();
+        assert!(error.contains("the device of rank 1 has failed"), "{error}");
+    });
 }

@@ -77,7 +77,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Call`].
     fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError>;
 
-    /// Opens a queue of reductions, and of copies within its memory.
+    /// Opens a queue of reductions, and of copies within its memory. The first one builds what the device computes with, which may take
+    /// seconds; no reduction waits for that.
     ///
     /// # Errors
     /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it computes nothing.
@@ -123,9 +124,12 @@ pub struct DmaBuf {
 
 /// What was submitted, and what of it has ended.
 pub trait Tickets: Send {
-    /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. Never
-    /// waits for a copy; what has ended lets go of its share in the memory, and the last share frees it, which a library may take
-    /// its time for (`cuMemFree` waits for the device).
+    /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. What has ended lets
+    /// go of its share in the memory, which may be written and read from then on.
+    ///
+    /// It waits for no copy that is under way, but in two cases. The last share in memory frees it, and a library may take its time for
+    /// that (`cuMemFree` waits for the device). A device that can't say whether something has ended is waited for, with all that was
+    /// submitted: memory must not be let go of before.
     ///
     /// # Errors
     /// [`Failed`]: what has this ticket has failed, and all before it have ended. Asked again, the queue goes on behind it. Of a
@@ -136,7 +140,8 @@ pub trait Tickets: Send {
     fn next_deadline(&self, now: Nanos) -> Option<Nanos>;
 }
 
-/// Copies of one device between its memory and [`Staging`], with their ends. One that is dropped first ends what was submitted.
+/// Copies of one device between its memory and [`Staging`], with their ends. One that is dropped first ends what was submitted, however
+/// long that takes.
 ///
 /// Copies may land in any order. What they name stays until they have ended: a queue keeps a share in the memory
 /// ([`Memory::is_pinned`]) and in the staging.
@@ -164,7 +169,7 @@ pub trait Queue: Tickets {
 }
 
 /// Reductions by a device, of its memory and into it, with their ends. They are carried out in the order in which they are submitted,
-/// each behind the one before. One that is dropped first ends what was submitted.
+/// each behind the one before. One that is dropped first ends what was submitted, however long that takes.
 pub trait Reducer: Tickets {
     /// Computes a target of sources, with the same bits as the processor ([`Reduction::apply`](crate::reduction::Reduction::apply),
     /// [`scale`](crate::reduction::scale)), but for those of NaNs that it leaves to anybody. The target may be the same memory as any

@@ -444,6 +444,13 @@ impl Path {
         Ok(())
     }
 
+    /// Nothing comes any more, and what has come is where it belongs: its receives come back behind the copies of devices. One whose
+    /// port is gone gives nothing back.
+    pub(super) fn is_still(&self, ports: &Ports) -> bool {
+        let has_come_back = !matches!(self.state, State::Greeting | State::Open) && self.receives == 0;
+        has_come_back || ports.of(self.rail).is_gone()
+    }
+
     /// Whether all has been taken that came before it was left, as of now.
     pub(super) fn drain(&mut self, now: Nanos) -> bool {
         let is_drained = self.state == State::Draining && self.receives == 0;

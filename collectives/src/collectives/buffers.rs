@@ -1,6 +1,7 @@
 //! Memory that operations work on.
 
 use super::*;
+use crate::memory::PATIENCE;
 
 impl Collectives {
     /// Registers memory for operations; local, and no other rank needs to do the same at the same time. Other ranks may write
@@ -54,22 +55,33 @@ impl Collectives {
     ///
     /// # Errors
     /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it; [`Error::Invalid`] while one
-    /// works on it in memory that ranks share.
+    /// works on it in memory that ranks share; [`Error::Gpu`] of a device that hangs.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
         if self.groups.iter().any(|group| group.is_about(buffer.mr)) {
             let expected = "one that no operation under way works on: wait for it first";
             return Err(Error::invalid("buffer", format!("{:?}", buffer.mr), expected));
         }
-        let Collectives { ports, poller, groups, computer, .. } = self;
-        // Of a communicator that has failed nobody asks for what the device was about.
-        if groups.iter().any(|group| group.failure().is_some()) {
-            computer.stop();
+        // Of a communicator that has failed nobody asks for what the device is about.
+        if self.groups.iter().any(|group| group.failure().is_some()) {
+            self.wait_for_device()?;
         }
-        let memory = ports.deregister(|| poller.now(), buffer.mr)?;
+        let Collectives { ports, poller, computer, .. } = self;
+        let memory = computer.deregister(ports, || poller.now(), buffer.mr)?;
         self.host.forget(buffer.mr);
-        self.computer.forget(buffer.mr);
         self.buffers.retain(|other| *other != buffer);
         Ok(memory)
+    }
+
+    /// Polls until the device has ended all computations that it has begun so far.
+    fn wait_for_device(&mut self) -> Result<(), Error> {
+        let (start, newest) = (self.now(), self.computer.newest());
+        while !self.computer.is_past(newest) {
+            if self.now().since(start) >= PATIENCE {
+                return Err(self.computer.hangs(PATIENCE));
+            }
+            self.turn()?;
+        }
+        Ok(())
     }
 
     /// Copies bytes of a buffer to `to`: those from `offset` on. Works on every context and every kind of memory.

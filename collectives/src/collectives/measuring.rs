@@ -1,5 +1,6 @@
 //! How ranks measure what messages cost.
 
+use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{Computation, ReduceOp, Reduction as Arithmetic};
 
 use super::*;
@@ -66,17 +67,21 @@ impl Collectives {
     /// # Errors
     /// As [`wait`](Collectives::wait).
     pub fn measure(&mut self, communicator: Communicator) -> Result<Model, Error> {
+        let model = self.measure_all(communicator);
+        if model.is_err() {
+            self.tell_failures()?;
+        }
+        model
+    }
+
+    fn measure_all(&mut self, communicator: Communicator) -> Result<Model, Error> {
         let mut measurement = self.start_measuring(communicator)?;
         measurement.reduced = self.time_of_reduction(&measurement)?;
         loop {
             let now = self.now();
-            match self.go_on_measuring(&mut measurement, now) {
-                Ok(Some(model)) => return Ok(model),
-                Ok(None) => self.turn()?,
-                Err(error) => {
-                    self.tell_failures()?;
-                    return Err(error);
-                }
+            match self.go_on_measuring(&mut measurement, now)? {
+                Some(model) => return Ok(model),
+                None => self.turn()?,
             }
         }
     }
@@ -217,17 +222,33 @@ impl Collectives {
         for _ in 0..ROUNDS {
             let start = self.now();
             match self.computer.begin(&self.ports, start, sum, a, &[a, b])? {
-                ByDevice::Begun(ticket) => loop {
-                    let now = self.now();
-                    if self.computer.has_ended(now, ticket)? {
-                        break;
-                    }
-                },
+                ByDevice::Begun(ticket) => self.wait_for_reduction(of.communicator, ticket)?,
                 _ => self.computer.compute(&mut self.ports, sum, a, &[a, b])?,
             }
             reduced = reduced.min(self.now().since(start).as_secs_f64() / f64::from(half));
         }
         Ok(reduced)
+    }
+
+    /// Polls until the device has ended a reduction: other ranks may wait for answers. One that fails, or takes too long, is the
+    /// communicator's end.
+    fn wait_for_reduction(&mut self, communicator: Communicator, ticket: Ticket) -> Result<(), Error> {
+        let (start, patience) = (self.now(), self.group(communicator)?.options.stall_timeout);
+        loop {
+            let now = self.now();
+            self.poll(now)?;
+            let failed = match self.computer.has_ended(ticket) {
+                Ok(true) => return Ok(()),
+                Ok(false) if now.since(start) < patience => None,
+                Ok(false) => Some(self.computer.hangs(patience)),
+                Err(error) => Some(error),
+            };
+            let group = self.group_mut(communicator)?;
+            if let Some(error) = failed {
+                group.fail(Cause::Device { rank: communicator.rank, problem: error.to_string() });
+            }
+            group.say_failure("measuring".to_owned()).map_or(Ok(()), Err)?;
+        }
     }
 }
 

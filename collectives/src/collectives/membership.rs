@@ -118,8 +118,8 @@ impl Collectives {
     /// Two halves of a network that do not hear each other go on as two communicators.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks;
-    /// [`Error::InvalidHandle`], [`Error::Verbs`].
+    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks; [`Error::Gpu`] of a device that
+    /// has not ended what it was about for 10 s: the same may be called again; [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
         self.start_shrink(communicator)?;
         loop {
@@ -146,29 +146,42 @@ impl Collectives {
     pub fn shrunk(&mut self, communicator: Communicator) -> Result<Option<Communicator>, Error> {
         let group = self.group(communicator)?;
         let Some(gone) = group.agreed().cloned() else { return Ok(None) };
-        if let Some((_, child)) = self.shrunk.iter().find(|(parent, _)| *parent == communicator.handle) {
-            let child = *child;
-            let group = self.groups.get(child).ok_or(UNKNOWN)?;
-            return Ok(Some(Communicator { handle: child, rank: group.rank, size: group.size() }));
-        }
-        let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
-        // The ranks need not have made as many communicators of it before.
-        let child = self.child(communicator, Group::SHRUNK, &ranks)?;
-        let Collectives { host, ports, poller, groups, shrunk, .. } = self;
-        if let Some(group) = groups.get_mut(communicator.handle) {
-            group.disconnect(host, ports, || poller.now())?;
-        }
-        match child {
-            Some(child) => {
-                shrunk.push((communicator.handle, child.handle));
-                Ok(Some(child))
+        let known = self.shrunk.iter().find(|(parent, _)| *parent == communicator.handle);
+        let child = match known.map(|(_, child)| *child) {
+            Some(handle) => {
+                let group = self.groups.get(handle).ok_or(UNKNOWN)?;
+                Some(Communicator { handle, rank: group.rank, size: group.size() })
             }
             None => {
-                let problem = "the other ranks hold this one for gone".to_owned();
-                let (rank, operation) = (communicator.rank, "shrink".to_owned());
-                Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
+                let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
+                // The ranks need not have made as many communicators of it before.
+                let child = self.child(communicator, Group::SHRUNK, &ranks)?;
+                self.shrunk.extend(child.map(|child| (communicator.handle, child.handle)));
+                child
             }
+        };
+        // Its buffers are the program's again.
+        if !self.calm(communicator.handle)? {
+            return Ok(None);
         }
+        let now = self.now();
+        let (mut process, groups) = self.process(now);
+        if let Some(group) = groups.get_mut(communicator.handle) {
+            group.disconnect(&mut process)?;
+        }
+        if child.is_some() {
+            return Ok(child);
+        }
+        let problem = "the other ranks hold this one for gone".to_owned();
+        let (rank, operation) = (communicator.rank, "shrink".to_owned());
+        Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
+    }
+
+    /// Whether nothing of a communicator writes to memory any more, as of the last poll.
+    fn calm(&mut self, communicator: Handle) -> Result<bool, Error> {
+        let now = self.now();
+        let (mut process, groups) = self.process(now);
+        groups.get_mut(communicator).map_or(Ok(true), |group| group.calm(&mut process))
     }
 
     /// Leaves a communicator: polls until all ranks have called it, so that nobody's last packet goes unanswered, and frees what
@@ -176,7 +189,8 @@ impl Collectives {
     ///
     /// # Errors
     /// [`Error::Failed`] if a rank has gone without it, or the communicator has failed and nobody was told so far; everything is
-    /// freed then too. [`Error::InvalidHandle`].
+    /// freed then too. [`Error::Gpu`] of a device that has not ended what it was about for 10 s: then nothing is freed, and it may be called
+    /// again. [`Error::InvalidHandle`].
     pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
         self.group(communicator)?;
         let left = self.say_farewell(&[communicator]);
@@ -187,17 +201,20 @@ impl Collectives {
 
     /// Frees a communicator, whatever the others do.
     pub(super) fn leave_alone(&mut self, communicator: Communicator) -> Result<(), Error> {
-        if self.groups.get(communicator.handle).is_some_and(|group| group.failure().is_some()) {
-            self.computer.stop();
-        }
         let mut handles = vec![communicator.handle];
         while let Some(handle) = handles.pop() {
+            while !self.calm(handle)? {
+                if let Err(error) = self.turn() {
+                    warn!("nothing comes any more: {error}");
+                    break;
+                }
+            }
             // With it go those that it was made of by shrinking.
             let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
             handles.extend(parents);
+            let now = self.now();
             if let Some(group) = self.groups.remove(handle) {
-                let Collectives { host, ports, poller, .. } = self;
-                group.destroy(host, ports, || poller.now())?;
+                group.destroy(&mut self.process(now).0)?;
             }
         }
         Ok(())

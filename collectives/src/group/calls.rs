@@ -162,6 +162,12 @@ impl Group {
             let peer = &mut self.peers[peer as usize];
             if sends { peer.sends.push_back(id) } else { peer.receives.push_back(id) }
         }
+        // Not by a poll: it is long, and all of it is written.
+        for peer in execution.staged(self.limits.eager as usize) {
+            if let Some(channel) = &mut self.peers[peer as usize].channel {
+                channel.make_staging(process.ports, process.computer)?;
+            }
+        }
         execution.take_grants(&mut self.peers);
         self.executions.push_back(Some(execution));
         self.is_dirty = true;

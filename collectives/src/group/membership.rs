@@ -1,6 +1,7 @@
 //! Who belongs to a communicator, and who leaves it.
 
 use super::*;
+use crate::memory::PATIENCE;
 
 impl Group {
     /// Begins to agree on who is gone.
@@ -70,46 +71,65 @@ impl Group {
         }
     }
 
-    /// Whether the others have all that they need of this rank. Whoever has what it needs may be gone.
+    /// Whether the others have all that they need of this rank, and it has what it needs: nobody may have waited for what its device
+    /// is about. Whoever has what it needs may be gone.
     pub(crate) fn has_left(&self) -> bool {
         let mut channels = self.peers.iter().filter_map(|peer| peer.channel.as_ref());
-        self.failed.is_some() || channels.all(|channel| channel.is_flushed())
+        self.failed.is_some() || self.executions.is_empty() && channels.all(|channel| channel.is_flushed())
     }
 
-    /// Frees what operations need. Control messages go on.
-    pub(crate) fn disconnect(
-        &mut self,
-        host: &mut Host,
-        ports: &mut Ports,
-        mut now: impl FnMut() -> Nanos,
-    ) -> Result<(), Error> {
+    /// Ends what may still write to memory of operations: peers, devices that copy what came of them, and computations. Whether
+    /// nothing does any more. It is called after each poll until then.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`], once in a while, of a device that hangs.
+    pub(crate) fn calm(&mut self, process: &mut Process<'_>) -> Result<bool, Error> {
+        let Process { ports, computer, now, .. } = process;
+        let since = *self.calming.get_or_insert(*now);
+        let mut is_calm = true;
+        if self.failed.is_some() {
+            for channel in self.peers.iter_mut().filter_map(|peer| peer.channel.as_mut()) {
+                for rail in 0..channel.paths().len() {
+                    channel.leave((ports, *now), rail, self.options.retry_budget())?;
+                }
+                is_calm &= channel.is_still(ports);
+            }
+            let executions = self.executions.iter_mut().flatten();
+            executions.for_each(|execution| execution.drop_from_device(computer));
+        }
+        is_calm &= !self.executions.iter().flatten().any(Execution::is_on_device);
+        if !is_calm && now.since(since) >= PATIENCE {
+            self.calming = None;
+            return Err(computer.hangs(PATIENCE));
+        }
+        Ok(is_calm)
+    }
+
+    /// Frees what operations need, once it is [calm](Group::calm). Control messages go on.
+    pub(crate) fn disconnect(&mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        let Process { ports, computer, host, clock, .. } = process;
         let gone = Err("the communicator is of no use any more");
         if let Ok(mapped) = std::mem::replace(&mut self.mapped, gone) {
-            mapped.free(host, ports, &mut now)?;
+            mapped.free(host, ports, || clock.now())?;
         }
         for peer in &mut self.peers {
             if let Some(channel) = peer.channel.take() {
-                channel.destroy(ports, &mut now)?;
+                channel.destroy((ports, computer), || clock.now())?;
             }
         }
         self.linked.clear();
         let in_use = self.in_use.drain(..).map(|(_, mr, _)| mr);
         for mr in self.scratch.drain(..).map(|(mr, _)| mr).chain(in_use) {
-            ports.deregister(&mut now, mr)?;
+            computer.deregister(ports, || clock.now(), mr)?;
         }
         Ok(())
     }
 
-    /// Frees everything.
-    pub(crate) fn destroy(
-        mut self,
-        host: &mut Host,
-        ports: &mut Ports,
-        mut now: impl FnMut() -> Nanos,
-    ) -> Result<(), Error> {
-        self.disconnect(host, ports, &mut now)?;
+    /// Frees everything, once it is [calm](Group::calm).
+    pub(crate) fn destroy(mut self, process: &mut Process<'_>) -> Result<(), Error> {
+        self.disconnect(process)?;
         for (rail, cq) in self.cqs.iter().enumerate() {
-            ports.of_mut(rail).context.destroy_cq(*cq)?;
+            process.ports.of_mut(rail).context.destroy_cq(*cq)?;
         }
         Ok(())
     }

@@ -9,7 +9,8 @@ impl Group {
     pub(super) fn link(&mut self, process: &mut Process<'_>, peer: u32) -> Result<(), Error> {
         if self.peers[peer as usize].channel.is_none() {
             let rails = self.cards[peer as usize].rails().len().clamp(1, self.cqs.len());
-            let mut channel = Channel::new(process.ports, &self.cqs[..rails], peer, self.limits)?;
+            let mut channel =
+                Channel::new((process.ports, process.computer), &self.cqs[..rails], peer, self.limits)?;
             if self.is_leaving {
                 channel.signal_all();
             }

@@ -13,7 +13,7 @@
 //! # Ok::<(), ferroce_driver::gpu::GpuError>(())
 //! ```
 //!
-//! Reductions are compiled by NVRTC (`libnvrtc.so.12`), which is loaded for the first.
+//! Reductions are compiled by NVRTC (`libnvrtc.so.12`), for the first reducer.
 
 mod buffer;
 mod compiler;
@@ -216,7 +216,7 @@ impl Cuda {
         has_dma_buf(self.functions, self.context.device)
     }
 
-    /// The reductions, which are built when they are first asked for.
+    /// The reductions, which are built for the first reducer.
     fn module(&self) -> Result<&Module, GpuError> {
         self.module.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
     }

@@ -6,13 +6,13 @@ use super::MAX_SOURCES;
 use crate::reduction::{Computation, DataType, ReduceOp};
 
 /// A kernel of `reduce.c`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Kernel {
     pub(super) data_type: DataType,
     what: What,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum What {
     OfTwo(ReduceOp),
     OfMany(ReduceOp),
@@ -31,6 +31,14 @@ impl Kernel {
             Computation::Scale { data_type, .. } => (data_type, What::Scaled),
         };
         Some(Kernel { data_type, what })
+    }
+
+    /// All that `reduce.c` has.
+    pub(super) fn all() -> impl Iterator<Item = Kernel> {
+        DataType::ALL.iter().flat_map(|data_type| {
+            let of_ops = ReduceOp::ALL.into_iter().flat_map(|op| [What::OfTwo(op), What::OfMany(op)]);
+            of_ops.chain([What::Scaled]).map(|what| Kernel { data_type: *data_type, what })
+        })
     }
 
     /// Its name.

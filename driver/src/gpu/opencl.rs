@@ -19,6 +19,7 @@ mod buffer;
 mod object;
 mod queue;
 mod reducer;
+mod signals;
 
 use std::ffi::{CString, c_void};
 use std::ptr::{null, null_mut};
@@ -33,6 +34,7 @@ use cl3::program::{CL_PROGRAM_BUILD_LOG, build_program, create_program_with_sour
 use self::buffer::Buffer;
 use self::object::{Kind, Object, meaning, said};
 use self::queue::PinnedStaging;
+use self::signals::keep_signals;
 use super::{Device, GpuError, Queue, Reducer, Staging, share};
 use crate::memory::{Memory, Piece};
 use crate::reduction::{Computation, DataType, Reduction};
@@ -95,11 +97,11 @@ fn found(name: &str) -> Result<Vec<Id>, GpuError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let remedy = "install the driver of a GPU, or pocl-opencl-icd";
-    let platforms = get_platform_ids()
+    let platforms = keep_signals(get_platform_ids)
         .map_err(|code| none(format!("OpenCL has no implementation: {} ({remedy})", meaning(code))))?;
     let (mut ids, mut refused) = (Vec::new(), String::new());
     for platform in &platforms {
-        match get_device_ids(*platform, device::CL_DEVICE_TYPE_ALL) {
+        match keep_signals(|| get_device_ids(*platform, device::CL_DEVICE_TYPE_ALL)) {
             Ok(found) => ids.extend(found.into_iter().map(Id)),
             Err(code) => refused = format!(": {}", meaning(code)),
         }
@@ -263,7 +265,7 @@ impl OpenCl {
         call(&self.copies.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The reductions, which are built when they are first asked for.
+    /// The reductions, which are built for the first reducer.
     fn program(&self) -> Result<&Object, GpuError> {
         self.program.get_or_init(|| self.build()).as_ref().map_err(GpuError::clone)
     }
@@ -285,7 +287,8 @@ impl OpenCl {
             true => c"-cl-std=CL1.2 -cl-fp32-correctly-rounded-divide-sqrt",
             false => c"-cl-std=CL1.2",
         });
-        build_program(program.raw(), &[self.id], &options, None, null_mut()).map_err(|code| {
+        let build = || build_program(program.raw(), &[self.id], &options, None, null_mut());
+        keep_signals(build).map_err(|code| {
             let log = text(get_program_build_data(program.raw(), self.id, CL_PROGRAM_BUILD_LOG).ok());
             let GpuError::Call { device, call, reason } = self.failed("clBuildProgram")(code) else {
                 unreachable!("a failed call")
@@ -297,9 +300,7 @@ impl OpenCl {
 
     fn computes(&self, computation: Computation) -> Result<(), GpuError> {
         let data_type = computation.data_type();
-        if data_type == DataType::F64
-            && number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() == 0
-        {
+        if !self.has(data_type) {
             return Err(self.unsupported("reductions of f64", "it has no double precision (cl_khr_fp64)"));
         }
         let is_divided = matches!(computation, Computation::Reduce(Reduction { divide_by: Some(_), .. }));
@@ -308,6 +309,12 @@ impl OpenCl {
                 .unsupported(format!("quotients of {data_type}"), "it does not round them to the nearest"));
         }
         Ok(())
+    }
+
+    /// Whether it computes with this type.
+    fn has(&self, data_type: DataType) -> bool {
+        data_type != DataType::F64
+            || number(self.id, device::CL_DEVICE_DOUBLE_FP_CONFIG).unwrap_or_default() != 0
     }
 
     /// Whether it can round quotients of floats as the processor does.

@@ -1,5 +1,6 @@
 //! Reductions by kernels.
 
+use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ pub(super) struct KernelQueue {
     reductions: UnderWay,
     /// In order: each reduction is behind the one before.
     stream: Stream,
-    kernels: Vec<(Kernel, CUfunction)>,
+    kernels: HashMap<Kernel, CUfunction>,
     cuda: Arc<Cuda>,
 }
 
@@ -42,11 +43,24 @@ pub(super) struct KernelQueue {
 unsafe impl Send for KernelQueue {}
 
 impl KernelQueue {
+    /// Compiles and loads all kernels: no computation waits for that.
     pub(super) fn new(cuda: Arc<Cuda>) -> Result<KernelQueue, GpuError> {
+        let module = cuda.module()?;
+        let current = cuda.context.enter()?;
+        let kernels = Kernel::all()
+            .map(|kernel| {
+                let (name, mut function) = (kernel.name(), null_mut());
+                // SAFETY: a module, a text that ends with a zero, and where the kernel is to be.
+                let find =
+                    |cuda: &Functions| unsafe { (cuda.kernel)(&mut function, module.raw(), name.as_ptr()) };
+                current.call("cuModuleGetFunction", find).map(|()| (kernel, function))
+            })
+            .collect::<Result<_, _>>()?;
+        drop(current);
         Ok(KernelQueue {
             reductions: UnderWay::new(&cuda)?,
             stream: Stream::new(&cuda.context)?,
-            kernels: Vec::new(),
+            kernels,
             cuda,
         })
     }
@@ -68,9 +82,7 @@ impl Reducer for KernelQueue {
         let result = match Kernel::of(computation, sources.len()) {
             None => copy((cuda, &current), stream, &spans),
             Some(kernel) => {
-                let launch = Launch::new(cuda, kernel, computation, &spans)?;
-                let function = function(cuda, &current, kernels, kernel)?;
-                launch.submit(&current, stream, function)
+                Launch::new(cuda, kernel, computation, &spans)?.submit(&current, stream, kernels[&kernel])
             }
         };
         reductions.submitted((&current, stream), false, result, spans)
@@ -146,25 +158,6 @@ impl Launch {
             (cuda.launch)(function, self.blocks, 1, 1, BLOCK, 1, 1, 0, raw, arguments.as_mut_ptr(), no_more)
         })
     }
-}
-
-/// The kernel, as it is called in `reduce.c`.
-fn function(
-    cuda: &Cuda,
-    current: &Current<'_>,
-    kernels: &mut Vec<(Kernel, CUfunction)>,
-    kernel: Kernel,
-) -> Result<CUfunction, GpuError> {
-    if let Some((_, function)) = kernels.iter().find(|(other, _)| *other == kernel) {
-        return Ok(*function);
-    }
-    let (name, module) = (kernel.name(), cuda.module()?.raw());
-    let mut function = null_mut();
-    // SAFETY: a module, a text that ends with a zero, and where the kernel is to be.
-    let find = |cuda: &Functions| unsafe { (cuda.kernel)(&mut function, module, name.as_ptr()) };
-    current.call("cuModuleGetFunction", find)?;
-    kernels.push((kernel, function));
-    Ok(function)
 }
 
 impl Tickets for KernelQueue {

@@ -9,7 +9,7 @@ use arrayvec::ArrayVec;
 use cl3::command_queue::{
     enqueue_map_buffer, enqueue_read_buffer, enqueue_unmap_mem_object, enqueue_write_buffer, finish, flush,
 };
-use cl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, get_event_info};
+use cl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, get_event_info, wait_for_events};
 use cl3::info_type::InfoType;
 use cl3::memory::{CL_MAP_READ, CL_MAP_WRITE, CL_MEM_READ_WRITE, CL_MEM_USE_HOST_PTR, create_buffer};
 
@@ -74,7 +74,12 @@ impl UnderWay {
     fn has_ended(&mut self, commands: &Object) -> bool {
         while let Some(event) = self.events.get(self.ended) {
             match get_event_info(event.raw(), CL_EVENT_COMMAND_EXECUTION_STATUS) {
-                Ok(InfoType::Int(CL_COMPLETE)) => {}
+                // To ask is no point of synchronisation, to wait is (OpenCL 1.2, 5.9); it returns at once.
+                Ok(InfoType::Int(CL_COMPLETE)) => {
+                    if let Err(code) = wait_for_events(&[event.raw()]) {
+                        self.failed.get_or_insert(("clWaitForEvents", code));
+                    }
+                }
                 Ok(InfoType::Int(code)) if code > 0 => return false,
                 Ok(InfoType::Int(code)) => drop(self.failed.get_or_insert(("a command on it", code))),
                 Ok(_) => return false,

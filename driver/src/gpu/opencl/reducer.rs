@@ -1,6 +1,6 @@
 //! Reductions by kernels.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ptr::null;
 use std::sync::Arc;
@@ -26,29 +26,26 @@ pub(super) struct KernelQueue {
     opencl: Arc<OpenCl>,
     /// In order: each reduction is behind the one before.
     commands: Object,
-    kernels: Vec<(Kernel, Object)>,
+    kernels: HashMap<Kernel, Object>,
     reductions: VecDeque<UnderWay>,
     last: Ticket,
 }
 
 impl KernelQueue {
+    /// Builds all kernels: no computation waits for that.
     pub(super) fn new(opencl: Arc<OpenCl>) -> Result<KernelQueue, GpuError> {
+        let program = opencl.program()?.raw();
+        let kernels = Kernel::all()
+            .filter(|kernel| opencl.has(kernel.data_type))
+            .map(|kernel| {
+                let raw = create_kernel(program, &kernel.name()).map_err(opencl.failed("clCreateKernel"))?;
+                // SAFETY: it was just created, and nobody else has it.
+                Ok((kernel, unsafe { Object::owned(Kind::Kernel, raw) }))
+            })
+            .collect::<Result<_, GpuError>>()?;
         let commands = opencl.commands_in_order()?;
         let reductions = VecDeque::with_capacity(QUEUE_DEPTH);
-        Ok(KernelQueue { opencl, commands, kernels: Vec::new(), reductions, last: Ticket::NONE })
-    }
-
-    /// The kernel, as it is called in `reduce.c`.
-    fn kernel(&mut self, kernel: Kernel, computation: Computation) -> Result<*mut c_void, GpuError> {
-        self.opencl.computes(computation)?;
-        if let Some((_, raw)) = self.kernels.iter().find(|(other, _)| *other == kernel) {
-            return Ok(raw.raw());
-        }
-        let raw = create_kernel(self.opencl.program()?.raw(), &kernel.name());
-        let raw = raw.map_err(self.opencl.failed("clCreateKernel"))?;
-        // SAFETY: it was just created, and nobody else has it.
-        self.kernels.push((kernel, unsafe { Object::owned(Kind::Kernel, raw) }));
-        Ok(raw)
+        Ok(KernelQueue { opencl, commands, kernels, reductions, last: Ticket::NONE })
     }
 
     /// Gives a kernel its arguments: the target and the sources, and how many elements there are.
@@ -84,9 +81,10 @@ impl KernelQueue {
     }
 
     /// Submits a computation, if there is anything to do: the call, and its event.
-    fn submit(&mut self, computation: Computation, spans: &[Span]) -> Result<Option<Submitted>, GpuError> {
+    fn submit(&self, computation: Computation, spans: &[Span]) -> Result<Option<Submitted>, GpuError> {
         let Some(kernel) = Kernel::of(computation, spans.len() - 1) else { return Ok(self.copy(spans)) };
-        let raw = self.kernel(kernel, computation)?;
+        self.opencl.computes(computation)?;
+        let raw = self.kernels[&kernel].raw();
         let count = self.set_arguments((kernel, raw), computation, spans)?;
         // Of a multiple, groups of items can be large. Those beyond the count do nothing.
         let items = (count as usize).next_multiple_of(GROUP);
