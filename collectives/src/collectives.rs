@@ -111,7 +111,8 @@ impl Collectives {
         Collectives::reducing(context, None)
     }
 
-    /// As [`new`](Collectives::new), with a GPU that reduces. Its memory is what [`allocate`](Collectives::allocate) gives.
+    /// As [`new`](Collectives::new), with a GPU that reduces. Its memory is what [`allocate`](Collectives::allocate) gives. What it reduces
+    /// with is built here, which may take seconds the first time.
     ///
     /// Kernels that write a buffer have ended (`clFinish`, `cudaStreamSynchronize`, or an event) before an operation with it
     /// begins, and those that read it begin behind it: operations wait for no stream of the program's. Other ranks may have another

@@ -335,3 +335,46 @@ fn by_cpu(result: Result<(), ferroce::Error>) -> Option<Result<(), Error>> {
         Err(error) => Some(Err(error.into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce::driver::gpu::strict::{Strict, Submission};
+    use ferroce::driver::reduction::ReduceOp;
+    use ferroce::{Config, Device as Port};
+
+    use super::*;
+
+    /// Whoever asks for it, however late, and whatever else is taken from the device before.
+    #[test]
+    fn a_failure_stays_until_its_operation_asks() {
+        let device = Strict::default().open().unwrap();
+        let context = Context::open(Port::open("loopback").unwrap(), &Config::default()).unwrap();
+        let mut ports = Ports::new(context).unwrap();
+        let mut computer = Computer::new(Some(device.clone())).unwrap();
+        let memory = device.allocate(64).unwrap();
+        let mr = computer.register(&mut ports, memory, Access::LOCAL_WRITE).unwrap();
+        let sge = Sge { mr, offset: 0, length: 64 };
+        let sum = Computation::Reduce(Reduction::new(DataType::F32, ReduceOp::Sum));
+        let begin = |computer: &mut Computer, ports: &Ports| match computer
+            .begin(ports, Nanos::ZERO, sum, sge, &[sge, sge])
+            .unwrap()
+        {
+            ByDevice::Begun(ticket) => Some(ticket),
+            _ => None,
+        };
+        let first = begin(&mut computer, &ports).unwrap();
+        device.fail_next(Submission::Computation);
+        let second = begin(&mut computer, &ports).unwrap();
+        let third = begin(&mut computer, &ports).unwrap();
+        assert!(!computer.is_past(first) && computer.newest() == third);
+        computer.poll(Nanos::ZERO);
+        assert!(computer.is_past(third));
+        assert!(computer.has_ended(third).unwrap() && computer.has_ended(first).unwrap());
+        computer.has_ended(second).unwrap_err();
+        let device = computer.device.as_ref().unwrap();
+        assert!(device.failed.is_empty(), "{:?}", device.failed);
+
+        computer.deregister(&mut ports, || Nanos::ZERO, mr).unwrap();
+        assert!(begin(&mut computer, &ports).is_none(), "its memory is not known any more");
+    }
+}
