@@ -682,11 +682,6 @@ impl Execution {
         Ok(moved)
     }
 
-    /// Whether a device is about steps of it.
-    pub(crate) fn is_on_device(&self) -> bool {
-        !self.running.is_empty()
-    }
-
     /// Of an operation that has failed: takes what the device has ended of it, well or not, for the memory alone.
     pub(crate) fn drop_from_device(&mut self, computer: &mut Computer) {
         while let Some((ticket, _)) = self.running.front()
