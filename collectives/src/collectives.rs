@@ -145,6 +145,13 @@ impl Collectives {
         })
     }
 
+    /// Without a flight recorder, which is for whoever watches processes: the ranks of a simulation are nobody's to watch. To be
+    /// called before cards and communicators are made, of which none is recorded then.
+    #[must_use]
+    pub fn unrecorded(self) -> Collectives {
+        Collectives { recorder: Recorder::off(), ..self }
+    }
+
     /// Adds a port, a rail: to a rank's peers with as many ports their rails of the same number lead, the first to the first, and
     /// long operations go by all of them, each port with as much as it moves. A rail that fails is left in the middle of an operation,
     /// which ends by the others; one that comes back is taken up again. [`finish`](Collectives::finish) closes it.
@@ -425,7 +432,8 @@ impl Collectives {
         Ok(process.ports.has_sent() || moved)
     }
 
-    /// The flight recorder of all communicators here; `None` where the system gave no memory for it.
+    /// The flight recorder of all communicators here; `None` where the system gave no memory for it, or it is
+    /// [left out](Collectives::unrecorded).
     pub fn flight_recorder(&self) -> Option<FlightRecorder> {
         self.recorder.reader()
     }

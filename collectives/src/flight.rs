@@ -69,16 +69,10 @@ impl FlightRecorder {
     /// # Errors
     /// Those of the file system.
     pub fn dump(&self, path: &Path) -> io::Result<()> {
-        let mut hidden = path.as_os_str().to_owned();
-        hidden.push(format!(".{}.part", std::process::id()));
-        // No link of somebody else's is followed: the directory may be one where all may write.
-        let _ = fs::remove_file(&hidden);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&hidden)?;
-        let written = file.write_all(&self.bytes()).and_then(|()| fs::rename(&hidden, path));
-        if written.is_err() {
+        let hidden = write_hidden(path, &self.bytes())?;
+        fs::rename(&hidden, path).inspect_err(|_| {
             let _ = fs::remove_file(&hidden);
-        }
-        written
+        })
     }
 
     /// The same, to a new file in a directory, whose name says the host and the process. Returns its path.
@@ -86,26 +80,56 @@ impl FlightRecorder {
     /// # Errors
     /// Those of the file system.
     pub fn dump_into(&self, folder: &Path) -> io::Result<PathBuf> {
-        /// Of one process.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-.".contains(*c);
-        let host: String = self.read().host.chars().filter(is_plain).collect();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{NAME}.{host}.{}.{number}", std::process::id()));
-        self.dump(&path)?;
-        Ok(path)
+        write_new(folder, &self.read().host, std::process::id(), &self.bytes())
     }
 
     /// The recording as the bytes of a file: what stands behind the last log is left out.
     fn bytes(&self) -> Vec<u8> {
         let word = |offset: usize| self.memory.word(offset).load(Ordering::Acquire);
-        let logs = (0..at::LOGS).map(|index| at::HEAD + index * at::LOG);
-        let logs = logs.take_while(|base| word(base + at::COMMUNICATOR) != 0);
-        let end = logs.last().map_or(at::HEAD, |base| base + at::LOG);
+        let end = end_of_logs(word);
         let mut bytes: Vec<u8> = (0..end).step_by(8).flat_map(|offset| word(offset).to_ne_bytes()).collect();
         bytes[at::TAKEN..at::TAKEN + 8].copy_from_slice(&nanos(since_epoch()).to_ne_bytes());
         bytes
     }
+}
+
+/// Where the last log ends.
+fn end_of_logs(word: impl Fn(usize) -> u64) -> usize {
+    let logs = (0..at::LOGS).map(|index| at::HEAD + index * at::LOG);
+    let logs = logs.take_while(|base| word(base + at::COMMUNICATOR) != 0);
+    logs.last().map_or(at::HEAD, |base| base + at::LOG)
+}
+
+/// Writes a file under a name beside `path` that readers pass over, for its owner alone. Returns its path.
+fn write_hidden(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
+    /// Threads of a process may write at the same time.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(format!(".{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    // No link of somebody else's is followed: the directory may be one where all may write.
+    let _ = fs::remove_file(&hidden);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&hidden)?;
+    file.write_all(bytes).inspect_err(|_| {
+        let _ = fs::remove_file(&hidden);
+    })?;
+    Ok(hidden.into())
+}
+
+/// Writes the recording of a process to the first name that is free: nothing is replaced.
+fn write_new(folder: &Path, host: &str, process: u32, bytes: &[u8]) -> io::Result<PathBuf> {
+    /// Recordings of one process in a directory, at most.
+    const MOST: u32 = 10_000;
+    let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-.".contains(*c);
+    let host: String = host.chars().filter(is_plain).collect();
+    let name = |number: u32| folder.join(format!("{NAME}.{host}.{process}.{number}"));
+    let hidden = write_hidden(&name(0), bytes)?;
+    // A link is made only where nothing is, and only of what is whole.
+    let free = (0..MOST).map(name).find_map(|path| match fs::hard_link(&hidden, &path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+        made => Some(made.map(|()| path)),
+    });
+    let _ = fs::remove_file(&hidden);
+    free.unwrap_or_else(|| Err(io::Error::other(format!("there are {MOST} recordings of process {process}"))))
 }
 
 /// The recorder of the thread that writes it.
@@ -136,6 +160,11 @@ impl Recorder {
             memory.word(at::FORMAT).store(at::MAGIC, Ordering::Release);
         }
         recorder
+    }
+
+    /// Records nothing.
+    pub(crate) fn off() -> Recorder {
+        Recorder { memory: None, folder: None, next: Nanos::ZERO }
     }
 
     /// For other threads.

@@ -6,19 +6,19 @@ mod plot;
 mod rails;
 mod rank;
 mod report;
+mod signals;
 mod values;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ferroce::Idle;
+use ferroce::{Idle, Psn, ReadyToSend};
 use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction, SharedMemory};
 use ferroce_driver::machine::Machine;
 
-use crate::endpoint::end_at_once_on_signals;
-use crate::failure::{Failure, INTERRUPTED};
+use crate::failure::Failure;
 use crate::memory::MemorySpec;
 use crate::output::{JsonArg, check_files};
 use crate::quantity::{self, Bytes, Time};
@@ -37,7 +37,8 @@ use report::Printer;
 /// scatter, and the same for the others. As there, the size of what has blocks for each rank is that of all blocks.
 ///
 /// A rank leaves its flight recording in FERROCE_FLIGHT_DIR, or where it runs, at SIGUSR1, which this process hands on to ranks that it has
-/// started.
+/// started. Where FERROCE_FLIGHT_DIR is set, it leaves one before it ends by SIGTERM, too; and if a rank fails, this process gives the
+/// others the time to notice that before it ends them.
 ///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
@@ -160,8 +161,6 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         Some(ranks) => launch::run(&args, ranks, &mut printer)?,
         None => {
             let bootstrap = Bootstrap::from_env().map_err(no_launcher)?;
-            // It leaves nothing behind, and the others notice.
-            end_at_once_on_signals(INTERRUPTED)?;
             let is_first = bootstrap.rank() == 0;
             rank::run(&args, bootstrap, &mut |event| printer.hear(event))?;
             if !is_first {
@@ -209,6 +208,16 @@ impl Args {
         }
         if self.timeout.0.is_zero() {
             return Err(Failure::usage("--timeout 0s: must be a time that ranks need to meet, as 60s"));
+        }
+        // As nccl-tests has it.
+        let is_type = |device: &&Rails| {
+            let name = device.to_string();
+            name.parse::<DataType>().is_ok() && !Path::new("/sys/class/net").join(name).exists()
+        };
+        if let Some(device) = self.device.iter().find(is_type) {
+            return Err(Failure::usage(format!(
+                "--device {device}: there is no such interface; the type of the elements is --data-type (-t) {device}"
+            )));
         }
         if let Some(patience) = self.patience.filter(|patience| patience.0 < LEAST_PATIENCE) {
             return Err(Failure::usage(format!(
@@ -280,6 +289,13 @@ impl Args {
 
     fn timeout(&self) -> Duration {
         self.timeout.0
+    }
+
+    /// For how long a rank may be silent before another one gives it up.
+    fn retry_budget(&self) -> Duration {
+        let Options { ack_timeout, retry_count, .. } = self.options();
+        let attributes = ReadyToSend::new(Psn::new(0)).timeout_at_least(ack_timeout);
+        attributes.ack_timeout().unwrap_or_default() * (u32::from(retry_count) + 1)
     }
 
     /// A rank that spins keeps its core from the others on it, and one of them is who it waits for.

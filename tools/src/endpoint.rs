@@ -131,10 +131,14 @@ impl Interrupt {
 
 /// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with this status.
 pub(crate) fn end_at_once_on_signals(status: u8) -> Result<(), Failure> {
-    for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_shutdown(signal, status.into(), Arc::new(AtomicBool::new(true)))
-            .or_fail(|| "handling signals".into())?;
-    }
+    let always = Arc::new(AtomicBool::new(true));
+    [SIGINT, SIGTERM].into_iter().try_for_each(|signal| end_at_once_while(&always, signal, status))
+}
+
+/// While the flag is set, the signal ends the process at once.
+pub(crate) fn end_at_once_while(flag: &Arc<AtomicBool>, signal: i32, status: u8) -> Result<(), Failure> {
+    flag::register_conditional_shutdown(signal, status.into(), flag.clone())
+        .or_fail(|| "handling signals".into())?;
     Ok(())
 }
 

@@ -2,27 +2,26 @@
 
 mod merged;
 mod report;
+mod sources;
 mod table;
 mod timeline;
 
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use ferroce_collectives::flight::{Diagnosis, Recording};
-use tracing::warn;
 
-use crate::failure::{Failure, OrFail, legible};
+use crate::failure::{Failure, legible};
 use crate::output::{JsonArg, check_files, write};
 use merged::Merged;
 use report::Report;
+use sources::Sources;
 
 /// Shows what the ranks of communicators have done last, who waits for whom, and who is late or slow.
 ///
 /// Each process with collectives records its last operations in memory that others can read while it works, hangs or is stopped. Root
 /// sees the processes of all users, others their own. A communicator that fails leaves a file where FERROCE_FLIGHT_DIR names a directory;
-/// `ferroce collective` leaves one at SIGUSR1, too, and programs do by FlightRecorder::dump. Files of several hosts are read as one:
+/// `ferroce collective` leaves one at SIGUSR1 and SIGTERM, too, programs do by FlightRecorder::dump, and --dump writes them from outside. Files of several hosts are read as one:
 /// times are by the hosts' clocks, but who came late and who waits is not.
 ///
 /// Exit status: 0 if there was a recording of every file and process that was named, 1 if not, 2 for wrong usage.
@@ -41,6 +40,10 @@ pub struct Args {
     /// Draws them as a time line: a row for each rank.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Writes the recordings of these processes, or of all of this host, to new files in DIR, for their owner alone, and shows
+    /// nothing but their names: for ranks of any launcher, on each host.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["communicator", "last", "svg", "json"])]
+    dump: Option<PathBuf>,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -48,16 +51,10 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   ferroce flight                                    the communicators of this host's processes, as they are now
+  ferroce flight --dump /var/tmp/job                a file of each process there, for another host to read
   kill -USR1 PID                                    a rank of `ferroce collective` leaves a file in its directory
   FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank leaves a file there if its communicator fails
   ferroce flight /var/tmp/job --svg job.svg         those files as one, those of other hosts copied there before";
-
-/// What files of recorders are called in a directory that is given.
-const PREFIX: &str = "ferroce-flight";
-/// Longer than a recording is.
-const LONGEST: u64 = 16 << 20;
-/// Files that are taken from a directory.
-const FILES_MAX: usize = 65_536;
 
 /// Prints what is found; see [`Args`] for the exit status.
 ///
@@ -67,16 +64,22 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let json = args.json.file().map(|file| ("--json", file));
     let inputs: Vec<(&str, &Path)> = args.sources.iter().map(|path| ("a recording", &**path)).collect();
     check_files(&inputs, args.svg.as_deref().map(|file| ("--svg", file)).into_iter().chain(json))?;
-    let recordings = args.recordings()?;
+    if let Some(folder) = &args.dump {
+        if sources::dump(folder, &args.sources)? == 0 {
+            return Err(Failure::run(args.nothing(&[])));
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let sources = Sources::find(&args.sources)?;
     let wanted =
         |id: u64| args.communicator.as_ref().is_none_or(|start| format!("{id:016x}").starts_with(start));
     let diagnoses: Vec<Diagnosis> =
-        Diagnosis::all(&recordings).into_iter().filter(|of| wanted(of.communicator)).collect();
+        Diagnosis::all(&sources.recordings).into_iter().filter(|of| wanted(of.communicator)).collect();
     if diagnoses.is_empty() {
-        return Err(Failure::run(args.nothing(&recordings)));
+        return Err(Failure::run(args.nothing(&sources.recordings)));
     }
     let merged: Vec<Merged<'_>> =
-        diagnoses.iter().map(|diagnosis| Merged::new(diagnosis, &recordings, args.last as usize)).collect();
+        diagnoses.iter().map(|diagnosis| Merged::new(diagnosis, &sources, args.last as usize)).collect();
     if let Some(path) = &args.svg {
         timeline::write(path, &merged)?;
     }
@@ -84,62 +87,16 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let reports: Vec<Report<'_>> = merged.iter().map(Report::new).collect();
         args.json.write(&reports)?;
     } else {
+        let shown: Vec<u64> = diagnoses.iter().map(|of| of.communicator).collect();
+        let heading = sources.heading(&shown);
+        let gap = if heading.is_empty() { "" } else { "\n" };
         let texts: Vec<String> = merged.iter().map(table::draw).collect();
-        write(format_args!("{}", texts.join("\n")))?;
+        write(format_args!("{heading}{gap}{}", texts.join("\n")))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
-    fn recordings(&self) -> Result<Vec<Recording>, Failure> {
-        if self.sources.is_empty() {
-            let read = |(pid, read): (u32, Result<Recording, String>)| {
-                read.inspect_err(|why| warn!("process {pid}: {}", legible(why))).ok()
-            };
-            return Ok(Recording::running().into_iter().filter_map(read).collect());
-        }
-        let mut all = Vec::new();
-        for source in &self.sources {
-            let named = || format!("'{}'", legible(&source.display().to_string()));
-            let pid = source.to_str().and_then(|text| text.parse::<u32>().ok()).filter(|_| !source.exists());
-            if let Some(pid) = pid {
-                let before = all.len();
-                for (_, read) in Recording::running().into_iter().filter(|(of, _)| *of == pid) {
-                    all.push(read.map_err(|why| Failure::run(format!("process {pid}: {why}")))?);
-                }
-                if all.len() == before {
-                    return Err(Failure::run(format!(
-                        "process {pid} has no flight recorder that can be seen: it has no collectives, is another user's, or has ended"
-                    )));
-                }
-            } else if source.is_dir() {
-                let files = self.files(source)?;
-                if files.is_empty() {
-                    return Err(Failure::run(format!("{}: no file in it is called {PREFIX}...", named())));
-                }
-                for file in files {
-                    all.push(read(&file)?);
-                }
-            } else {
-                all.push(read(source)?);
-            }
-        }
-        Ok(all)
-    }
-
-    fn files(&self, folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-        let entries =
-            fs::read_dir(folder).or_fail(|| format!("'{}'", legible(&folder.display().to_string())))?;
-        let is_one = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.starts_with(PREFIX) && !name.ends_with(".part")
-        };
-        let mut files: Vec<PathBuf> =
-            entries.flatten().map(|entry| entry.path()).filter(is_one).take(FILES_MAX).collect();
-        files.sort();
-        Ok(files)
-    }
-
     /// Why there is nothing to show.
     fn nothing(&self, recordings: &[Recording]) -> String {
         let ids: Vec<String> =
@@ -154,12 +111,4 @@ impl Args {
             _ => "no communicator of two ranks or more is recorded".to_owned(),
         }
     }
-}
-
-fn read(path: &Path) -> Result<Recording, Failure> {
-    let named = || format!("'{}'", legible(&path.display().to_string()));
-    let file = File::open(path).or_fail(named)?;
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes).or_fail(named)?;
-    Recording::parse(&bytes).map_err(|why| Failure::run(format!("{}: {why}", named())))
 }

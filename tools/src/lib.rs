@@ -48,6 +48,7 @@ mod netns;
 mod output;
 pub mod perf;
 pub mod pingpong;
+mod process;
 mod progress;
 mod quantity;
 pub mod replay;

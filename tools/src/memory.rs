@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ferroce_driver::gpu::{Device, GpuSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
 
 /// Memory of the host, or of a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,17 @@ impl MemorySpec {
         match self {
             MemorySpec::Host => Ok(None),
             MemorySpec::Gpu(spec) => Ok(Some(spec.open()?)),
+        }
+    }
+
+    /// What reduces there, for people.
+    pub(crate) fn reduces_by(self) -> String {
+        match self {
+            MemorySpec::Host => ferroce_driver::reduction::processor().to_owned(),
+            MemorySpec::Gpu(spec) => {
+                let found = GpuSpec::all().0.into_iter().find(|gpu| gpu.spec == spec);
+                found.map_or(spec.to_string(), |gpu| format!("{spec} ({})", legible(&gpu.name)))
+            }
         }
     }
 

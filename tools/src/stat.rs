@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use crate::endpoint::end_at_once_on_signals;
 use crate::failure::{Failure, INTERRUPTED};
 use crate::output::JsonArg;
+use crate::process::command_line;
 use crate::tcp::ListenAddress;
 use table::Table;
 pub(crate) use table::title;
@@ -82,7 +83,7 @@ impl Args {
             let began = Instant::now();
             let found = self.find(&mut said);
             let exposition = self.prometheus.then(|| found.exposition());
-            let findings = found.findings();
+            let (commands, findings) = (found.commands(), found.findings());
             let contexts = match found.or_explain() {
                 Err(_) if turn > 0 => {
                     info!("what was watched has ended");
@@ -95,7 +96,7 @@ impl Args {
             } else if let Some(exposition) = exposition {
                 exposition
             } else {
-                table.draw(contexts, began) + &findings
+                table.draw(&commands, contexts, began) + &findings
             };
             let is_read = output.write(format_args!("{text}"))?;
             turn += 1;
@@ -189,6 +190,16 @@ impl Contexts {
              ferroce_contexts_unread {unread}\n",
             Exposition(&self.chosen)
         )
+    }
+
+    /// A line for each process, with its command.
+    fn commands(&self) -> String {
+        let mut pids: Vec<u32> =
+            self.chosen.iter().filter_map(|metrics| metrics.label("pid")?.parse().ok()).collect();
+        pids.sort_unstable();
+        pids.dedup();
+        let line = |pid| Some(format!("pid {pid}: {}\n", command_line(pid)?));
+        pids.into_iter().filter_map(line).collect()
     }
 
     /// What the communicators among the chosen ones suffer from.

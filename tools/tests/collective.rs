@@ -107,6 +107,36 @@ fn the_table_has_the_columns_of_nccl_tests() {
 }
 
 #[test]
+fn it_is_said_where_no_packets_go() {
+    let _alone = alone();
+    let line = "# the ranks share memory: no packets";
+    for (operation, how, sends_nothing) in
+        [("all_reduce", "auto", true), ("all_reduce", "off", false), ("send_receive", "auto", false)]
+    {
+        let few = ["-b", "1K", "-e", "1K", "-n", "2", "--shared-memory", how];
+        let table = text(&collective(operation, 2, &few).stdout);
+        assert_eq!(table.contains(line), sends_nothing, "{table}");
+        let report = json(&collective(operation, 2, &[&few[..], &["--json"]].concat()));
+        assert_eq!(report["sends_nothing"], sends_nothing, "{report}");
+    }
+}
+
+/// Where there is one.
+#[test]
+fn a_gpu_that_reduces_is_named() {
+    let _alone = alone();
+    let devices = text(&Command::new(FERROCE).arg("devinfo").output().unwrap().stdout);
+    let Some(gpu) = devices.lines().find_map(|line| line.strip_prefix("GPU opencl:0: ")) else {
+        println!("skipped: there is no GPU for OpenCL here");
+        return;
+    };
+    let few = ["-b", "1K", "-e", "1K", "-n", "2", "--memory", "opencl"];
+    let table = text(&collective("all_reduce", 2, &few).stdout);
+    let due = format!("; reductions by opencl:0 ({}", gpu.split(", ").next().unwrap());
+    assert!(table.contains(&due), "no '{due}' in {table}");
+}
+
+#[test]
 fn a_wrong_element_is_named() {
     let _alone = alone();
     // Of rank 1's block, which rank 0 has then at 256, too.
@@ -125,6 +155,20 @@ fn a_wrong_element_is_named() {
     let unchecked =
         collective("all_reduce", 2, &["-b", "1K", "-e", "1K", "-n", "2", "-c", "0", "--fault", "1:7"]);
     assert!(unchecked.status.success() && text(&unchecked.stdout).contains("not checked"), "{unchecked:?}");
+}
+
+/// Time, least and greatest are of one rank, the slowest: of two iterations the time is the middle.
+#[test]
+fn mean_least_and_greatest_time_are_of_the_same_iterations() {
+    let _alone = alone();
+    let report =
+        json(&collective("all_reduce", 4, &["-b", "8", "-e", "64K", "-n", "2", "-w", "0", "--json"]));
+    let rows = report["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 14, "{report}");
+    for timing in rows.iter().flat_map(|row| [&row["out_of_place"], &row["in_place"]]) {
+        let [mean, least, most] = ["time_us", "min_us", "max_us"].map(|name| timing[name].as_f64().unwrap());
+        assert!((2.0 * mean - least - most).abs() < 1e-6 * most, "{timing}");
+    }
 }
 
 #[test]
@@ -161,6 +205,11 @@ fn wrong_usage_is_told_apart_from_failure() {
         ("all_reduce", &["-g", "2", "-d", "loopback"], "--device loopback"),
         ("all_reduce", &["-g", "3", "-d", "shm:a", "-d", "shm:b"], "given 2 times"),
         ("all_reduce", &["-g", "2", "-d", "no-such0"], "'no-such0'"),
+        (
+            "all_reduce",
+            &["-g", "2", "-d", "float"],
+            "--device float: there is no such interface; the type of the elements is --data-type (-t) float",
+        ),
         ("all_reduce", &["-g", "2", "--svg", "/no/such/x.svg"], "/no/such"),
         ("all_reduce", &[], "SLURM_PROCID (Slurm)"),
     ] {

@@ -5,7 +5,9 @@
 mod ends;
 
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -92,6 +94,13 @@ fn calls(report: &Value) -> u64 {
         .filter_map(|rank| rank["calls"].as_u64())
         .max()
         .unwrap_or(0)
+}
+
+/// The processes that a process has started, by rank: oldest first.
+fn children_of(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// A directory of this test's, removed on drop.
@@ -225,6 +234,12 @@ fn ranks_that_fail_leave_recordings_that_name_the_one_that_died() {
         assert_eq!(status.code(), Some(1), "rank {rank}");
     }
     assert_eq!(folder.files().len(), 2, "{:?}", folder.files());
+    let table = text(&ferroce(["flight", folder.0.to_str().unwrap()]).stdout);
+    for rank in [0, 1] {
+        let line = table.lines().find(|line| line.starts_with(&format!("  rank   {rank}"))).unwrap();
+        let due = ["has failed in call ", "all_gather of ", " of 1 steps done, waits for 2"];
+        assert!(due.iter().all(|due| line.contains(due)), "{table}");
+    }
     let output = ferroce(["flight", "--json", folder.0.to_str().unwrap()]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let [report] = &report.as_array().unwrap()[..] else { panic!("{report:#}") };
@@ -235,6 +250,143 @@ fn ranks_that_fail_leave_recordings_that_name_the_one_that_died() {
         texts.len() >= 2 && texts.iter().any(|text| text.contains("has failed: ") && text.contains("rank 2")),
         "{texts:?}"
     );
+}
+
+/// Who starts ranks ends them behind the recordings of those that have noticed; one that can't notice is asked for its own.
+#[test]
+fn ranks_of_a_job_leave_recordings_when_one_dies() {
+    let _alone = alone();
+    let folder = Folder::new("dies");
+    let mut command = Command::new(FERROCE);
+    let arguments = "collective all_reduce -g 3 -b 64K -e 64K -n 1000000 -w 0 -c 0 --patience 1s";
+    command.args(arguments.split_whitespace()).env("FERROCE_FLIGHT_DIR", &folder.0);
+    let mut job = Ranks(vec![command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()]);
+    let ranks = until(
+        LIMIT,
+        || Some(children_of(job.0[0].id())).filter(|ranks| ranks.len() == 3),
+        || "no three ranks".to_owned(),
+    );
+    let has_begun = || {
+        let arguments = ["flight", "--json"].map(str::to_owned).into_iter();
+        let arguments: Vec<String> = arguments.chain(ranks.iter().map(u32::to_string)).collect();
+        let output = ferroce(arguments.iter().map(String::as_str));
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (calls(&found[0]) >= 50).then_some(())
+    };
+    until(LIMIT, has_begun, || "the ranks do not begin".to_owned());
+    signal(ranks[2], Signal::KILL);
+    let status = until(LIMIT, || job.0[0].try_wait().unwrap(), || "the job goes on".to_owned());
+    let mut said = String::new();
+    job.0[0].stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("rank 2 (process {}) ended with signal: 9", ranks[2])), "{said}");
+    assert_eq!(folder.files().len(), 2, "{said}");
+    let table = text(&ferroce(["flight", folder.0.to_str().unwrap()]).stdout);
+    assert!(table.contains("no recording of 1 ranks: 2"), "{table}");
+    assert_eq!(
+        table.matches(", all_reduce of 16384 f32 (sum), by mapped: 0 of 1 steps done, waits for 2").count(),
+        2,
+        "{table}"
+    );
+}
+
+/// As launchers end ranks.
+#[test]
+fn a_rank_that_is_ended_leaves_a_recording_where_one_is_wanted() {
+    let _alone = alone();
+    for wanted in [true, false] {
+        let folder = Folder::new("ended");
+        let arguments = "all_reduce -b 1K -e 1K -n 1000000 -w 0 -c 0 --patience 60s";
+        let mut ranks = Ranks::start(2, arguments, wanted.then_some(&folder.0));
+        ranks.report_when(|report| calls(report) >= 50);
+        signal(ranks.0[1].id(), Signal::TERM);
+        let status = until(LIMIT, || ranks.0[1].try_wait().unwrap(), || "it goes on".to_owned());
+        assert_eq!(status.code(), Some(130));
+        let own = format!(".{}.0", ranks.0[1].id());
+        let left = folder.files().iter().any(|file| file.to_str().unwrap().ends_with(&own));
+        assert_eq!(left, wanted, "{:?}", folder.files());
+    }
+}
+
+#[test]
+fn recordings_of_running_ranks_are_written_from_outside() {
+    let _alone = alone();
+    let folder = Folder::new("outside");
+    let ranks = Ranks::start(2, "all_reduce -b 1K -e 1K -n 1000000 -w 0 -c 0", None);
+    ranks.report_when(|report| calls(report) >= 50);
+    let path = folder.0.to_str().unwrap();
+    let ids = ranks.ids();
+    let dump = || {
+        let output = ferroce(["flight", "--dump", path].into_iter().chain(ids.iter().map(String::as_str)));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).lines().map(PathBuf::from).collect::<Vec<_>>()
+    };
+    let first = dump();
+    assert_eq!(first.len(), 2, "{first:?}");
+    let before: Vec<Vec<u8>> = first.iter().map(|path| fs::read(path).unwrap()).collect();
+    assert!(first.iter().all(|path| fs::metadata(path).unwrap().permissions().mode() & 0o777 == 0o600));
+    // The next name may be a link of somebody's: it is passed over, as what is there already.
+    let victim = folder.0.join("victim");
+    fs::write(&victim, "of somebody").unwrap();
+    let next = |path: &Path, number: u32| path.with_extension(number.to_string());
+    std::os::unix::fs::symlink(&victim, next(&first[0], 1)).unwrap();
+    let second = dump();
+    assert_eq!(second, [next(&first[0], 2), next(&first[1], 1)]);
+    assert_eq!(fs::read(&victim).unwrap(), b"of somebody");
+    fs::remove_file(next(&first[0], 1)).unwrap();
+    assert_eq!(before, first.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>());
+    // The later of each process is read, and it is said.
+    let table = text(&ferroce(["flight", path]).stdout);
+    for (early, late) in first.iter().zip(&second) {
+        let due = format!(
+            "'{}' is not shown: '{}' is of the same process, and later",
+            early.display(),
+            late.display()
+        );
+        assert!(table.contains(&due), "no \"{due}\" in\n{table}");
+    }
+    assert!(table.contains(": 2 ranks\n") && table.contains("all_reduce of 256 f32"), "{table}");
+    let [one, other] = [&first[0], &first[1]].map(|path| path.to_str().unwrap());
+    let table = text(&ferroce(["flight", one, other]).stdout);
+    assert!(table.contains(": 2 ranks\n") && !table.contains("not shown"), "{table}");
+    for (sources, code, due) in [
+        (vec![path, "4294967295"], 1, "process 4294967295 has no flight recorder"),
+        (vec![path, one], 2, "with --dump it must be the number of a process"),
+        (vec![one], 2, "must be a directory that is there"),
+    ] {
+        let output = ferroce(["flight", "--dump"].into_iter().chain(sources));
+        assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(due), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn commands_of_processes_are_shown_and_simulations_are_not() {
+    let _alone = alone();
+    let ranks = Ranks::start(2, "all_reduce -b 1K -e 1K -n 1000000 -w 0 -c 0", None);
+    let report = ranks.report_when(|report| calls(report) >= 50);
+    let command = "collective all_reduce -b 1K -e 1K -n 1000000";
+    assert!(report["ranks"][0]["command"].as_str().unwrap().contains(command), "{report:#}");
+    let id = &ranks.ids()[0];
+    for (shown, name) in [("flight", "process"), ("stat", "pid")] {
+        let table = text(&ferroce([shown, id]).stdout);
+        let line = table.lines().find(|line| line.starts_with(&format!("{name} {id}: "))).unwrap_or_default();
+        assert!(line.contains(command), "{table}");
+    }
+    drop(ranks);
+    let mut command = Command::new(FERROCE);
+    command.args("fabric allreduce --ranks 16 --bytes 4MiB --count 1000".split_whitespace());
+    let simulation = Ranks(vec![command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()]);
+    // The memory of a recorder would be made before the ranks are connected.
+    let pid = simulation.0[0].id();
+    let peak = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().trim_end_matches(" kB").parse::<u64>().ok().filter(|kb| *kb > 50_000)
+    };
+    until(LIMIT, peak, || "the simulation does not begin".to_owned());
+    let output = ferroce(["flight", &pid.to_string()]);
+    assert!(text(&output.stderr).contains("has no flight recorder"), "{}", text(&output.stdout));
 }
 
 /// To the one that has started them.

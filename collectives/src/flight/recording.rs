@@ -1,5 +1,6 @@
 //! What is read. Nothing of it is believed: it may be a file of anybody's, or be written at the same time.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ferroce::driver::segment;
@@ -174,20 +175,52 @@ impl Recording {
     /// Those of the processes of this host that this one may look into, whether they work or hang: of the same user, or of all for
     /// root. With each goes why it could not be read; one that has ended meanwhile is left out.
     pub fn running() -> Vec<(u32, Result<Recording, String>)> {
-        let read = |found: segment::Found| {
-            let bytes = match found.read(super::NAME, at::BYTES_ALL) {
-                Ok(bytes) => bytes,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-                Err(error) => return Some((found.pid, Err(error.to_string()))),
-            };
-            let recording = Recording::parse(&bytes).map_err(|error| error.to_string());
-            let taken = super::since_epoch();
-            // Its process may see itself by another number.
-            let recording = recording.map(|recording| Recording { process: found.pid, taken, ..recording });
-            Some((found.pid, recording))
+        let parse = |(pid, bytes): (u32, Result<Vec<u8>, String>)| {
+            let recording =
+                bytes.and_then(|bytes| Recording::parse(&bytes).map_err(|error| error.to_string()));
+            (pid, recording)
         };
-        segment::find(super::NAME).into_iter().filter_map(read).collect()
+        running_bytes(|_| true).map(parse).collect()
     }
+
+    /// Writes those of the [running](Recording::running) processes that are `wanted` to files in a directory, as
+    /// [`FlightRecorder::dump_into`](super::FlightRecorder::dump_into) does in the process itself. With each process goes the path,
+    /// or why there is none.
+    pub fn dump_running(folder: &Path, wanted: impl Fn(u32) -> bool) -> Vec<(u32, Result<PathBuf, String>)> {
+        let dump = |(pid, bytes): (u32, Result<Vec<u8>, String>)| {
+            let path = bytes.and_then(|mut bytes| {
+                let host = Recording::parse(&bytes).map_err(|error| error.to_string())?.host;
+                let end = super::end_of_logs(|offset| Words(&bytes).at(offset));
+                bytes.truncate(end);
+                super::write_new(folder, &host, pid, &bytes).map_err(|error| error.to_string())
+            });
+            (pid, path)
+        };
+        running_bytes(wanted).map(dump).collect()
+    }
+}
+
+/// The bytes of running recordings, as a file has them.
+fn running_bytes(wanted: impl Fn(u32) -> bool) -> impl Iterator<Item = (u32, Result<Vec<u8>, String>)> {
+    let read = |found: segment::Found| {
+        let bytes = match found.read(super::NAME, at::BYTES_ALL) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            bytes => bytes.map_err(|error| error.to_string()),
+        };
+        let stamp = |mut bytes: Vec<u8>| {
+            // Its process may see itself by another number.
+            for (field, value) in
+                [(at::PROCESS, found.pid.into()), (at::TAKEN, super::nanos(super::since_epoch()))]
+            {
+                if let Some(word) = bytes.get_mut(field..field + 8) {
+                    word.copy_from_slice(&value.to_ne_bytes());
+                }
+            }
+            bytes
+        };
+        Some((found.pid, bytes.map(stamp)))
+    };
+    segment::find(super::NAME).into_iter().filter(move |found| wanted(found.pid)).filter_map(read)
 }
 
 impl RecordedCommunicator {

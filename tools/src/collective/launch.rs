@@ -22,8 +22,8 @@ use signal_hook::flag;
 use super::rank;
 use super::report::{Event, Printer};
 use super::{Args, LOCAL_SIZES};
-use crate::endpoint::{Interrupt, end_at_once_on_signals};
-use crate::failure::{Failure, INTERRUPTED, OrFail};
+use crate::endpoint::Interrupt;
+use crate::failure::{Failure, OrFail};
 
 /// How fast an interruption is noticed.
 const TICK: Duration = Duration::from_millis(50);
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
             Heard::Event(event) => match *event {
                 Event::Failed { is_usage: true, reason } => return Err(Failure::usage(reason)),
                 Event::Failed { is_usage: false, reason } => {
-                    job.let_them_record();
+                    job.let_them_record(args, &interrupt);
                     return Err(job.failed(rank, &format!("failed: {reason}"), printer));
                 }
                 event => printer.hear(event)?,
@@ -61,6 +61,7 @@ pub(super) fn run(args: &Args, ranks: u32, printer: &mut Printer) -> Result<(), 
             Heard::End => {
                 if let Some(how) = job.end(rank)? {
                     interrupt.check()?;
+                    job.let_them_record(args, &interrupt);
                     return Err(job.failed(rank, &how, printer));
                 }
             }
@@ -78,7 +79,6 @@ pub(super) fn rank(args: &Args, parent: u32) -> Result<ExitCode, Failure> {
     if getppid().map(Pid::as_raw_nonzero).map(|id| id.get() as u32) != Some(parent) {
         return Err(Failure::run(format!("process {parent}, which started this rank, has ended")));
     }
-    end_at_once_on_signals(INTERRUPTED)?;
     let mut tell = |event| {
         let line =
             serde_json::to_string(&event).map_err(|error| Failure::run(format!("an event: {error}")))?;
@@ -193,15 +193,30 @@ impl Job {
         }
     }
 
-    /// Ranks that fail because one has leave recordings, if somebody wants them.
-    fn let_them_record(&mut self) {
-        const LONGEST: Duration = Duration::from_secs(2);
+    /// Where somebody wants recordings: waits until ranks have noticed that one has failed and have left them. Those that have not
+    /// noticed are asked for theirs.
+    fn let_them_record(&mut self, args: &Args, interrupt: &Interrupt) {
+        /// To notice it behind the retry budget; and to write.
+        const MORE: Duration = Duration::from_secs(1);
+        if std::env::var_os(FOLDER).is_some() && !self.end_within(args.retry_budget() + MORE, interrupt) {
+            self.signal(Signal::TERM);
+            self.end_within(MORE, interrupt);
+        }
+    }
+
+    /// Whether all have ended after this time, unless it is interrupted.
+    fn end_within(&mut self, limit: Duration, interrupt: &Interrupt) -> bool {
         let start = Instant::now();
-        let has_ended = |rank: &mut Rank| rank.has_ended || !matches!(rank.process.try_wait(), Ok(None));
-        while std::env::var_os(FOLDER).is_some()
-            && start.elapsed() < LONGEST
-            && !self.ranks.iter_mut().all(has_ended)
-        {
+        loop {
+            for Rank { process, has_ended } in &mut self.ranks {
+                *has_ended = *has_ended || !matches!(process.try_wait(), Ok(None));
+            }
+            if self.ranks.iter().all(|rank| rank.has_ended) {
+                return true;
+            }
+            if interrupt.is_set() || start.elapsed() > limit {
+                return false;
+            }
             thread::sleep(TICK);
         }
     }

@@ -1,25 +1,24 @@
 //! What each rank does.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce_collectives::flight::{FOLDER, FlightRecorder};
-use ferroce_collectives::{At, Bootstrap, Buffer, Collectives, Communicator, DataType, Operation, Reduction};
+use ferroce_collectives::{
+    Algorithm, At, Bootstrap, Buffer, Collectives, Communicator, DataType, Explanation, Operation, Reduction,
+};
 use ferroce_driver::Clock;
 use ferroce_driver::machine::Machine;
-use signal_hook::consts::SIGUSR1;
-use signal_hook::iterator::Signals;
-use tracing::warn;
 
 use super::Args;
 use super::pattern::{Part, Place, Size, Source};
 use super::report::{Event, Header, Row, Timing, Wrong};
+use super::signals::EndingSignals;
 use super::values::{Values, bits_of};
-use crate::failure::{Failure, OrFail, legible};
+use crate::failure::{Failure, legible};
 use crate::quantity::Time;
 
 /// An element of an input that a rank gets wrong on purpose: `RANK:INDEX`.
@@ -85,30 +84,34 @@ pub(super) fn run(
     tell: &mut dyn FnMut(Event) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     args.check_ranks(bootstrap.size())?;
+    let signals = EndingSignals::install()?;
     let spec = args.device(bootstrap.rank(), bootstrap.master().ip().to_canonical().is_loopback())?;
     let launcher = bootstrap.launcher().map(|launcher| launcher.to_string());
     let mut collectives = spec.open(args.memory.open()?)?;
     let port = describe(&spec.to_string(), &collectives);
     if let Some(recorder) = collectives.flight_recorder() {
-        dump_on_signal(recorder)?;
+        signals.dump_first(recorder)?;
     }
     let all = collectives.join(bootstrap.timeout(args.timeout()), &args.options())?;
     let place = Place { rank: all.rank(), size: all.size() };
     let sizes = args.operation.sizes(args, place.size);
     let most = sizes.iter().map(|size| size.bytes).max().unwrap_or(0).max(8);
     let buffers = [collectives.allocate(most)?, collectives.allocate(most)?];
-    let times = 8 * (args.iterations as usize + 1);
+    let times = 8 * args.iterations as usize;
     let room = collectives.allocate(times.max(RECORD * place.size as usize))?;
     let clock = Clock::start();
     let mut member = Member { args, collectives, all, place, buffers, room, clock, salt: 0, calls: 0 };
     let places = member.exchange(port.as_bytes())?;
     if place.rank == 0 {
         let places = places.iter().map(text_of).collect();
+        let algorithms = sizes.iter().map(|size| Ok(member.explanations(*size)?[0].algorithm));
+        let algorithms = algorithms.collect::<Result<Vec<Algorithm>, Failure>>()?;
         tell(Event::Header(Header {
             launcher,
             places,
             machine: Machine::this().to_string(),
-            reduces_by: ferroce_driver::reduction::processor().to_owned(),
+            reduces_by: args.memory.reduces_by(),
+            sends_nothing: algorithms.iter().all(|algorithm| *algorithm == Algorithm::Mapped),
             sizes: sizes.len(),
         }))?;
     }
@@ -122,21 +125,6 @@ pub(super) fn run(
     if place.rank == 0 {
         tell(Event::Finished)?;
     }
-    Ok(())
-}
-
-/// SIGUSR1 has a thread of its own leave a recording: the rank may hang.
-fn dump_on_signal(recorder: FlightRecorder) -> Result<(), Failure> {
-    let mut signals = Signals::new([SIGUSR1]).or_fail(|| "handling signals".into())?;
-    let folder = std::env::var_os(FOLDER).map_or_else(|| PathBuf::from("."), PathBuf::from);
-    thread::spawn(move || {
-        for _ in signals.forever() {
-            match recorder.dump_into(&folder) {
-                Ok(path) => warn!("a flight recording is in {path:?}"),
-                Err(error) => warn!("no flight recording in {folder:?}: {error}"),
-            }
-        }
-    });
     Ok(())
 }
 
@@ -196,18 +184,23 @@ impl Member<'_> {
 
     /// Which algorithm a size takes, and why, if that is asked for. One that is forced must be taken.
     fn explain(&self, size: Size) -> Result<(String, Option<String>), Failure> {
-        let Args { operation, data_type, algorithm: forced, .. } = *self.args;
-        let places = operation.places(self.buffers, self.place, size.count, data_type.size(), false);
-        let operations = operation.operations(self.args, self.place, size.count, places);
-        let explanations = operations.iter().map(|operation| self.collectives.explain(self.all, operation));
-        let explanations: Vec<_> = explanations.collect::<Result<_, _>>()?;
+        let explanations = self.explanations(size)?;
         let algorithm = explanations[0].algorithm;
-        if let Some(forced) = forced.filter(|forced| *forced != algorithm) {
+        if let Some(forced) = self.args.algorithm.filter(|forced| *forced != algorithm) {
             let reason = &explanations[0].reason;
             return Err(Failure::usage(format!("--algorithm {forced}: it would be {algorithm}, {reason}")));
         }
         let texts: Vec<String> = explanations.iter().map(ToString::to_string).collect();
         Ok((algorithm.to_string(), self.args.explain.then(|| texts.join("\n"))))
+    }
+
+    /// Of each operation that a size takes; there is one at least.
+    fn explanations(&self, size: Size) -> Result<Vec<Explanation>, Failure> {
+        let Args { operation, data_type, .. } = *self.args;
+        let places = operation.places(self.buffers, self.place, size.count, data_type.size(), false);
+        let operations = operation.operations(self.args, self.place, size.count, places);
+        let explanations = operations.iter().map(|operation| self.collectives.explain(self.all, operation));
+        Ok(explanations.collect::<Result<_, _>>()?)
     }
 
     fn pass(&mut self, size: Size, in_place: bool) -> Result<Timing, Failure> {
@@ -221,22 +214,19 @@ impl Member<'_> {
             self.call(&operations)?;
         }
         self.barrier()?;
-        let mut nanos = Vec::with_capacity(iterations as usize + 1);
-        let start = Instant::now();
-        let mut before = start;
+        let mut nanos = Vec::with_capacity(iterations as usize);
+        let mut before = Instant::now();
         for _ in 0..iterations {
             self.call(&operations)?;
             let now = Instant::now();
-            nanos.push((now - before).as_nanos() as f64);
+            nanos.push((now - before).as_nanos() as u64);
             before = now;
         }
-        nanos.push((before - start).as_nanos() as f64 / f64::from(iterations));
-        let mut slowest = self.maxima(&nanos)?;
-        let mean = slowest.pop().unwrap_or(0.0);
-        slowest.sort_by(f64::total_cmp);
-        let microseconds = |nanos: Option<&f64>| nanos.copied().unwrap_or(0.0) / 1e3;
-        let seconds = mean / 1e9;
-        let algbw = if seconds > 0.0 { size.bytes as f64 / 1e9 / seconds } else { 0.0 };
+        let mut slowest = self.of_slowest(&nanos)?;
+        slowest.sort_unstable();
+        let mean = slowest.iter().sum::<u64>() as f64 / slowest.len().max(1) as f64;
+        let microseconds = |nanos: Option<&u64>| nanos.map_or(0.0, |nanos| *nanos as f64 / 1e3);
+        let algbw = if mean > 0.0 { size.bytes as f64 / mean } else { 0.0 };
         let mut timing = Timing {
             time_us: mean / 1e3,
             min_us: microseconds(slowest.first()),
@@ -398,14 +388,19 @@ impl Member<'_> {
         Ok((Some(all.iter().map(|[count, ..]| count).sum()), first))
     }
 
-    /// The greatest of all ranks, of each.
-    fn maxima(&mut self, own: &[f64]) -> Result<Vec<f64>, Failure> {
-        let mut bytes: Vec<u8> = own.iter().flat_map(|number| number.to_ne_bytes()).collect();
+    /// The times of the rank whose sum is greatest, known to all.
+    fn of_slowest(&mut self, own: &[u64]) -> Result<Vec<u64>, Failure> {
+        let sum: u64 = own.iter().sum();
+        let sums = self.exchange(&sum.to_be_bytes())?;
+        let sums = sums.iter().map(|record| record.first_chunk().map_or(0, |sum| u64::from_be_bytes(*sum)));
+        let (_, Reverse(slowest)) =
+            sums.zip((0..).map(Reverse)).max().unwrap_or((0, Reverse(self.place.rank)));
+        let mut bytes: Vec<u8> = own.iter().flat_map(|number| number.to_be_bytes()).collect();
         self.collectives.write(self.room, 0, &bytes)?;
-        let operation = Operation::all_reduce(self.room, self.room, own.len(), DataType::F64, Reduction::Max);
+        let operation = Operation::broadcast(self.room, self.room, bytes.len(), DataType::U8, slowest);
         self.collectives.run(self.all, &operation)?;
         self.collectives.read(self.room, 0, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes)).collect())
+        Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_be_bytes(*bytes)).collect())
     }
 
     /// What each rank tells, cut to the length of a record.

@@ -38,8 +38,10 @@ pub(super) struct Header {
     pub(super) places: Vec<String>,
     /// Of rank 0.
     pub(super) machine: String,
-    /// The instructions that reductions use there.
+    /// The instructions that reductions use there, or the GPU.
     pub(super) reduces_by: String,
+    /// At every size ranks work on memory that all have mapped.
+    pub(super) sends_nothing: bool,
     pub(super) sizes: usize,
 }
 
@@ -57,9 +59,9 @@ pub(super) struct Row {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Timing {
-    /// The mean of all iterations at the slowest rank.
+    /// The mean of the iterations at the rank where it is greatest.
     pub(super) time_us: f64,
-    /// Of the iterations, each at its slowest rank.
+    /// Of the same iterations at the same rank.
     pub(super) min_us: f64,
     pub(super) median_us: f64,
     pub(super) max_us: f64,
@@ -87,6 +89,9 @@ struct Report<'a> {
     launcher: Option<&'a str>,
     places: &'a [String],
     machine: &'a str,
+    reduces_by: &'a str,
+    /// The ranks share memory, and no packet goes.
+    sends_nothing: bool,
     data_type: String,
     reduction: Option<String>,
     root: Option<u32>,
@@ -160,6 +165,8 @@ impl Printer {
             launcher: header.launcher.as_deref(),
             places: &header.places,
             machine: &header.machine,
+            reduces_by: &header.reduces_by,
+            sends_nothing: header.sends_nothing,
             data_type: data_type.to_string(),
             reduction: operation.reduces().then(|| self.args.reduction.to_string()),
             root: operation.has_root().then_some(root),
@@ -222,6 +229,9 @@ impl Printer {
             say!("#   rank {rank}: {place}")?;
         }
         say!("# {}; reductions by {}", header.machine, header.reduces_by)?;
+        if header.sends_nothing {
+            say!("# the ranks share memory: no packets (--shared-memory off sends them by -d)")?;
+        }
         let forced = args.forced();
         if !forced.is_empty() {
             say!("# forced: {}", forced.join(", "))?;

@@ -14,7 +14,7 @@ use super::report::heading;
 use super::{Args, Base, campaign, effect};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
-use crate::output::{self, say};
+use crate::output::{self, note, say};
 use report::Case;
 use sweep::sweep;
 
@@ -41,7 +41,11 @@ pub(super) fn run(
     };
     let ranks = section.size(bases[0].description.topology.hosts());
     let at_a_time = section::MOST_CHANNELS / section.channel_bytes(ranks);
-    let threads = args.threads().min(at_a_time as usize);
+    let threads = args.threads().min(at_a_time as usize).min(bases.len());
+    let megabytes = section.channel_bytes(ranks).div_ceil(1_000_000);
+    let at_once =
+        if threads > 1 { format!(", for each of {threads} settings at a time") } else { String::new() };
+    note!("{ranks} ranks take {megabytes} MB for what they send each other{at_once}");
     let sweeps = campaign::carry_out(bases.len(), threads, interrupt, &carry)?;
     let cases: Vec<Case> = bases
         .iter()

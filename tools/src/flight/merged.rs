@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use ferroce_collectives::flight::{Diagnosis, OperationRecord, RecordedCommunicator, Recording};
 
+use super::sources::{Origin, Sources};
+
 /// A communicator as several ranks have recorded it.
 pub(super) struct Merged<'a> {
     pub(super) diagnosis: &'a Diagnosis,
@@ -18,6 +20,7 @@ pub(super) struct Merged<'a> {
 pub(super) struct Rank<'a> {
     pub(super) recording: &'a Recording,
     pub(super) own: &'a RecordedCommunicator,
+    pub(super) origin: &'a Origin,
 }
 
 /// An operation, as far as ranks have called it.
@@ -27,12 +30,12 @@ pub(super) struct Together<'a> {
 
 impl<'a> Merged<'a> {
     /// Of so many operations.
-    pub(super) fn new(diagnosis: &'a Diagnosis, recordings: &'a [Recording], last: usize) -> Merged<'a> {
+    pub(super) fn new(diagnosis: &'a Diagnosis, sources: &'a Sources, last: usize) -> Merged<'a> {
         let mut ranks: BTreeMap<u32, Rank<'a>> = BTreeMap::new();
-        for recording in recordings {
+        for (recording, origin) in sources.recordings.iter().zip(&sources.origins) {
             for own in recording.communicators.iter().filter(|own| own.id == diagnosis.communicator) {
                 if ranks.get(&own.rank).is_none_or(|known| known.recording.taken <= recording.taken) {
-                    ranks.insert(own.rank, Rank { recording, own });
+                    ranks.insert(own.rank, Rank { recording, own, origin });
                 }
             }
         }
@@ -68,33 +71,42 @@ impl Rank<'_> {
         if self.own.has_left {
             return "has given it back".to_owned();
         }
+        let under_way = self.own.under_way().next();
         if self.own.failure.is_some() {
-            return "has failed".to_owned();
+            return match under_way {
+                None => "has failed, in no operation".to_owned(),
+                Some(operation) => {
+                    format!("has failed in {}: {}", operation.operation, self.progress(operation))
+                }
+            };
         }
-        match self.own.under_way().next() {
+        match under_way {
             None => format!("in no operation, polled {polled} before"),
             Some(operation) => {
                 let since =
                     operation.last.or(operation.began).map_or("not looked at yet".to_owned(), |time| {
                         format!("nothing moved for {}", ago(time))
                     });
-                let (steps, done) = operation.steps;
-                let named: Vec<String> = operation.waits_for.iter().map(u32::to_string).collect();
-                let more = match operation.waits_for_count as usize - named.len() {
-                    0 => String::new(),
-                    more => format!(" and {more} more"),
-                };
-                let waits = match operation.waits_for.as_slice() {
-                    [] => String::new(),
-                    [own] if *own == self.own.rank => ", waits for its device".to_owned(),
-                    _ => format!(", waits for {}{more}", named.join(", ")),
-                };
-                format!(
-                    "in {}: {since}, {done} of {steps} steps done{waits}, polled {polled} before",
-                    operation.operation
-                )
+                let progress = self.progress(operation);
+                format!("in {}: {since}, {progress}, polled {polled} before", operation.operation)
             }
         }
+    }
+
+    /// How far an operation is, and whom it waits for.
+    fn progress(&self, operation: &OperationRecord) -> String {
+        let (steps, done) = operation.steps;
+        let named: Vec<String> = operation.waits_for.iter().map(u32::to_string).collect();
+        let more = match (operation.waits_for_count as usize).saturating_sub(named.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let waits = match operation.waits_for.as_slice() {
+            [] => String::new(),
+            [own] if *own == self.own.rank => ", waits for its device".to_owned(),
+            _ => format!(", waits for {}{more}", named.join(", ")),
+        };
+        format!("{done} of {steps} steps done{waits}")
     }
 }
 

@@ -29,6 +29,10 @@ struct Found {
 struct Part<'a> {
     rank: u32,
     process: u32,
+    /// Of one that runs.
+    command: Option<&'a str>,
+    /// Where it was read from, if not from a process.
+    file: Option<String>,
     host: &'a str,
     device: &'a str,
     calls: u64,
@@ -118,6 +122,8 @@ impl<'a> Part<'a> {
         Part {
             rank,
             process: recording.process,
+            command: part.origin.command(),
+            file: part.origin.file(),
             host: &recording.host,
             device: &recording.device,
             calls: own.calls,

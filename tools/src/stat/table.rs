@@ -19,11 +19,11 @@ impl Table {
         Table { all, last: None }
     }
 
-    /// The contexts as they were at `time`.
-    pub(super) fn draw(&mut self, contexts: Vec<Metrics>, time: Instant) -> String {
-        let mut text = String::new();
-        if self.last.is_some() {
-            text.push('\n');
+    /// The contexts as they were at `time`, under a heading of whole lines.
+    pub(super) fn draw(&mut self, heading: &str, contexts: Vec<Metrics>, time: Instant) -> String {
+        let mut text = if self.last.is_some() { "\n".to_owned() } else { String::new() };
+        if !heading.is_empty() {
+            let _ = writeln!(text, "{heading}");
         }
         let last = self.last.as_ref().map(|(then, last)| {
             let contexts: HashMap<&[Label], &Metrics> =
@@ -145,17 +145,17 @@ mod tests {
     fn rates_are_of_a_second_and_zeroes_and_limits_are_left_out() {
         let mut table = Table::new(false);
         let start = Instant::now();
-        let first = table.draw(vec![metrics(100, 1)], start);
+        let first = table.draw("", vec![metrics(100, 1)], start);
         let expected: [&[&str]; 3] = [
             &["eth0", "(sim),", "pid", "7"],
             &["sent_pkts", "100", "Packets", "sent."],
             &["qps", "rts", "1"],
         ];
         assert_eq!(columns(&first), expected, "{first}");
-        let second = table.draw(vec![metrics(300, 0)], start + Duration::from_secs(2));
+        let second = table.draw("", vec![metrics(300, 0)], start + Duration::from_secs(2));
         let expected: [&[&str]; 3] =
             [&[], &["eth0", "(sim),", "pid", "7"], &["sent_pkts", "300", "100/s", "Packets", "sent."]];
         assert_eq!(columns(&second), expected, "{second}");
-        assert_eq!(columns(&Table::new(true).draw(vec![metrics(0, 0)], start)).len(), 5);
+        assert_eq!(columns(&Table::new(true).draw("", vec![metrics(0, 0)], start)).len(), 5);
     }
 }

@@ -77,6 +77,39 @@ fn a_file_says_what_ranks_do() {
     }
 }
 
+/// What was not simulated is told by its model time alone, and the verdict leaves it out.
+#[test]
+fn a_choice_that_is_not_simulated_is_said_as_such() {
+    let report = fabric("allreduce --ranks 8 --bytes 8B,4MiB --algorithm ring,tree --json").json();
+    let sizes = sizes(&report["cases"][0]);
+    let chosen: Vec<&Value> = sizes.iter().map(|size| &size["chosen"]).collect();
+    let is_simulated = |of: &&Value| ["ring", "tree"].contains(&of.as_str().unwrap());
+    assert_ne!(chosen.iter().filter(|of| is_simulated(of)).count(), 2, "{chosen:?}");
+    let outcome = fabric("allreduce --ranks 8 --bytes 8B,4MiB --algorithm ring,tree");
+    assert!(outcome.stdout.contains(" by the model, not simulated)"), "{outcome:#?}");
+    let verdict = outcome.stdout.lines().find(|line| line.starts_with("choice ")).unwrap();
+    assert!(verdict.contains("unknown"), "{verdict}");
+    let model = outcome.stdout.lines().find(|line| line.starts_with("measured ")).unwrap();
+    assert!(model.ends_with("reductions free"), "{model}");
+    assert!(outcome.stderr.contains("8 ranks take "), "{}", outcome.stderr);
+    // As the JSON has it.
+    for size in sizes {
+        for cell in size["algorithms"].as_array().unwrap() {
+            let (time, model) = (&cell["time_us"], &cell["model_us"]);
+            let note = format!(
+                "the cost model is more than 20 % off for {} at ",
+                cell["algorithm"].as_str().unwrap()
+            );
+            let told = outcome.stdout.lines().any(|line| {
+                let bytes = if size["bytes"] == 8 { "8B" } else { "4MiB" };
+                line.contains(&note) && line.contains(bytes)
+            });
+            let is_far = time.is_number() && (number(model) / number(time) - 1.0).abs() > 0.20;
+            assert_eq!(told, is_far, "{size:#} {}", outcome.stdout);
+        }
+    }
+}
+
 #[test]
 fn what_can_not_be_is_named() {
     refused(&[

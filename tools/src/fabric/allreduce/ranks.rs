@@ -77,7 +77,7 @@ impl Ranks {
                 let port = built.fabric.open(built.hosts[host])?;
                 Ok(Context::open(Box::new(port), &plan.config(host))?)
             };
-            let mut collectives = Collectives::new(open(0)?)?;
+            let mut collectives = Collectives::new(open(0)?)?.unrecorded();
             for rail in 1..section.rails {
                 collectives.add_rail(open(rail)?)?;
             }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ferroce_collectives::Pace;
+use ferroce_collectives::{Algorithm, Pace};
 use serde_json::{Value, json};
 
 use super::section::{AllreduceSection, over_the_fabric};
@@ -14,6 +14,9 @@ use crate::quantity::Bytes;
 
 /// Above this part of the best time a choice is told by its size.
 const NEAR: f64 = 0.10;
+
+/// A cost model that is off by more than this part of what was simulated is told of.
+const FAR: f64 = 0.20;
 
 /// A setting, and what came of it.
 pub(super) struct Case {
@@ -61,7 +64,7 @@ impl Case {
         for size in sizes {
             let mut row = vec![Bytes(size.bytes).to_string()];
             row.extend(columns.iter().map(|at| size.cells[*at].text()));
-            row.push(size.chosen.to_string());
+            row.push(size.choice());
             row.push(match (size.excess(), size.best()) {
                 (Some(Excess { above, is_least }), Some((best, _))) if best != size.chosen => {
                     format!("{}{:.1} % ({best})", if is_least { "> " } else { "" }, 100.0 * above)
@@ -99,6 +102,11 @@ impl Case {
             }
         }
         let _ = writeln!(text, "choice    {}", self.verdict());
+        for algorithm in over_the_fabric() {
+            if let Some(note) = self.misjudged(algorithm) {
+                let _ = writeln!(text, "note      {note}");
+            }
+        }
         let Sweep { events, trace_hash, wall, .. } = &self.sweep;
         let _ = writeln!(
             text,
@@ -112,11 +120,8 @@ impl Case {
         let Some(worst) = sizes().map(|(_, excess)| excess).reduce(Excess::max) else {
             return "unknown: the algorithm that the library chooses was not simulated".to_owned();
         };
-        let compared = self
-            .sweep
-            .sizes
-            .iter()
-            .all(|size| size.cells.iter().filter(|cell| cell.simulated != Simulated::No).count() > 1);
+        let compared = sizes()
+            .all(|(size, _)| size.cells.iter().filter(|cell| cell.simulated != Simulated::No).count() > 1);
         if !compared {
             return "was not compared with others at each size".to_owned();
         }
@@ -132,7 +137,51 @@ impl Case {
         if !far.is_empty() {
             let _ = write!(text, "; more than {:.0} % above it at {}", 100.0 * NEAR, far.join(", "));
         }
+        let unknown = self.sweep.sizes.iter().filter(|size| size.excess().is_none());
+        let unknown: Vec<String> = unknown.map(|size| Bytes(size.bytes).to_string()).collect();
+        if !unknown.is_empty() {
+            let _ = write!(
+                text,
+                "; unknown at {}: what the library chooses was not simulated",
+                unknown.join(", ")
+            );
+        }
         text
+    }
+
+    /// Where the cost model is far from what was simulated of an algorithm, if it is.
+    fn misjudged(&self, algorithm: Algorithm) -> Option<String> {
+        let mut sizes = Vec::new();
+        let mut worst = 0.0_f64;
+        for size in &self.sweep.sizes {
+            for cell in size.cells.iter().filter(|cell| cell.algorithm == algorithm) {
+                let (Simulated::Time(time), Ok(model)) = (cell.simulated, cell.model) else { continue };
+                let off = model.as_secs_f64() / time.as_secs_f64() - 1.0;
+                if off.abs() > FAR {
+                    sizes.push(Bytes(size.bytes).to_string());
+                    worst = if off.abs() > worst.abs() { off } else { worst };
+                }
+            }
+        }
+        let what = format!(
+            "the cost model is more than {:.0} % off for {algorithm} at {}",
+            100.0 * FAR,
+            sizes.join(", ")
+        );
+        (!sizes.is_empty()).then(|| format!("{what}, by {:+.0} % at most", 100.0 * worst))
+    }
+}
+
+impl Size {
+    /// The library's choice, with what the model says of it where nothing else is known.
+    fn choice(&self) -> String {
+        let chosen = self.cells.iter().find(|cell| cell.algorithm == self.chosen);
+        match chosen.map(|cell| (cell.simulated, cell.model)) {
+            Some((Simulated::No, Ok(model))) => {
+                format!("{} ({} by the model, not simulated)", self.chosen, micros(model))
+            }
+            _ => self.chosen.to_string(),
+        }
     }
 }
 
