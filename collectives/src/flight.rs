@@ -88,8 +88,16 @@ impl FlightRecorder {
         let word = |offset: usize| self.memory.word(offset).load(Ordering::Acquire);
         let end = end_of_logs(word);
         let mut bytes: Vec<u8> = (0..end).step_by(8).flat_map(|offset| word(offset).to_ne_bytes()).collect();
-        bytes[at::TAKEN..at::TAKEN + 8].copy_from_slice(&nanos(since_epoch()).to_ne_bytes());
+        set(&mut bytes, at::TAKEN, nanos(since_epoch()));
+        set(&mut bytes, at::LENGTH, end as u64);
         bytes
+    }
+}
+
+/// Writes a word of a recording that is long enough.
+fn set(bytes: &mut [u8], field: usize, value: u64) {
+    if let Some(word) = bytes.get_mut(field..field + 8) {
+        word.copy_from_slice(&value.to_ne_bytes());
     }
 }
 

@@ -351,7 +351,9 @@ fn a_dump_is_a_file_that_no_link_leads_away_from() {
     fs::remove_dir_all(&folder).unwrap();
 
     // What is cut off or spoilt is refused, or what makes no sense is left out.
-    assert!(Recording::parse(&bytes[..100]).unwrap_err().to_string().contains("cut off"));
+    for cut in [100, 256, 1000, bytes.len() / 2, bytes.len() - 1] {
+        assert!(Recording::parse(&bytes[..cut]).unwrap_err().to_string().contains("cut off"), "{cut}");
+    }
     assert!(Recording::parse(b"no recording").unwrap_err().to_string().contains("does not begin as one"));
     for cut in (256..bytes.len()).step_by(997) {
         assert!(Diagnosis::all(&[Recording::parse(&bytes[..cut]).unwrap()]).len() <= 1);

@@ -24,7 +24,8 @@ use sources::Sources;
 /// `ferroce collective` leaves one at SIGUSR1 and SIGTERM, too, programs do by FlightRecorder::dump, and --dump writes them from outside. Files of several hosts are read as one:
 /// times are by the hosts' clocks, but who came late and who waits is not.
 ///
-/// Exit status: 0 if there was a recording of every file and process that was named, 1 if not, 2 for wrong usage.
+/// Exit status: 0 if there was a recording of every file and process that was named, 1 if not, 2 for wrong usage. Of a directory
+/// those that can be read are shown all the same.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -70,12 +71,16 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let sources = Sources::find(&args.sources)?;
+    let mut sources = Sources::find(&args.sources)?;
+    let mut unread = std::mem::take(&mut sources.unread).into_iter();
     let wanted =
         |id: u64| args.communicator.as_ref().is_none_or(|start| format!("{id:016x}").starts_with(start));
     let diagnoses: Vec<Diagnosis> =
         Diagnosis::all(&sources.recordings).into_iter().filter(|of| wanted(of.communicator)).collect();
     if diagnoses.is_empty() {
+        if let Some(why) = unread.next() {
+            return Err(why);
+        }
         return Err(Failure::run(args.nothing(&sources.recordings)));
     }
     let merged: Vec<Merged<'_>> =
@@ -93,7 +98,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let texts: Vec<String> = merged.iter().map(table::draw).collect();
         write(format_args!("{heading}{gap}{}", texts.join("\n")))?;
     }
-    Ok(ExitCode::SUCCESS)
+    unread.next().map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 impl Args {

@@ -76,6 +76,17 @@ fn pid(text: &str) -> Result<Pid, String> {
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let outputs = [("--svg", args.svg.as_deref()), ("--json", args.json.file())];
     check_files(&[], outputs.into_iter().filter_map(|(option, path)| Some((option, path?))))?;
+    if let Some(sysfs) = args.sysfs.as_ref().and_then(|sysfs| sysfs.canonicalize().ok()) {
+        let is_in_it = |path: &Path| path.canonicalize().is_ok_and(|path| path.starts_with(&sysfs));
+        for (option, path) in outputs.iter().filter_map(|(option, path)| Some((option, (*path)?))) {
+            if is_in_it(path) {
+                let path = legible(&path.display().to_string());
+                return Err(Failure::usage(format!(
+                    "{option} {path}: must not be a file of the tree of --sysfs"
+                )));
+            }
+        }
+    }
     if args.local_rank.is_some() && args.pid.is_none() && args.cpus.is_none() {
         return Err(Failure::usage("--local-rank is for --pid or --cpus, of which there is none"));
     }
@@ -83,6 +94,16 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         Some(folder) => Topology::read(folder)?,
         None => Topology::this()?,
     };
+    if let Some(cpus) = &args.cpus {
+        let of_nodes = host.nodes.iter().map(|node| &node.cpus);
+        let known: Vec<&CpuSet> = of_nodes.chain(host.packages.iter().map(|package| &package.cpus)).collect();
+        let is_known = |cpu: u32| known.is_empty() || known.iter().any(|cpus| cpus.contains(cpu));
+        match cpus.iter().find(|cpu| !is_known(*cpu)) {
+            Some(cpu) => return Err(Failure::usage(format!("--cpus {cpus}: this host has no CPU {cpu}"))),
+            None if cpus.is_empty() => return Err(Failure::usage("--cpus: must be a list, as 0-7,64-71")),
+            None => {}
+        }
+    }
     let sysfs = args.sysfs.as_deref().unwrap_or(Path::new("/sys"));
     if let Some(folder) = &args.record {
         Topology::record(sysfs, folder)?;

@@ -410,6 +410,14 @@ fn a_signal_to_the_job_has_all_ranks_leave_a_recording() {
     until(LIMIT, || (folder.files().len() == 3).then_some(()), || format!("{:?}", folder.files()));
     let table = text(&ferroce(["flight", folder.0.to_str().unwrap()]).stdout);
     assert!(table.contains(": 3 ranks\n") && table.contains("broadcast of 256 f32"), "{table}");
+    // One that is cut off, as by a disk that was full: the others are shown, and the exit status tells.
+    let cut = folder.files().pop().unwrap();
+    let bytes = fs::read(&cut).unwrap();
+    fs::write(&cut, &bytes[..bytes.len() - 1]).unwrap();
+    let output = ferroce(["flight", folder.0.to_str().unwrap()]);
+    assert!(text(&output.stdout).contains("no recording of 1 ranks"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("it is cut off"), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]
@@ -419,7 +427,15 @@ fn what_is_no_recording_is_refused_by_name() {
     fs::create_dir(&empty).unwrap();
     fs::write(&nonsense, "no recording, but long enough").unwrap();
     let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    // A pipe that nobody writes to, as another user may leave it in a directory where all may write.
+    let (pipe, piped) = (folder.0.join("pipe"), folder.0.join("piped"));
+    fs::create_dir(&piped).unwrap();
+    for path in [&pipe, &piped.join("ferroce-flight.host.1.0")] {
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    }
     for (arguments, code, due) in [
+        (vec!["flight".to_owned(), shown(&pipe)], 1, "pipe': must be a file, which a pipe or device is not"),
+        (vec!["flight".to_owned(), shown(&piped)], 1, "ferroce-flight.host.1.0': must be a file"),
         (
             vec!["flight".to_owned(), shown(&nonsense)],
             1,

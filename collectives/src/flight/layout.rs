@@ -14,6 +14,8 @@ pub(super) const CLOCK: usize = 24;
 pub(super) const EPOCH: usize = 32;
 /// When the recording was taken, since the Unix epoch: in a file alone.
 pub(super) const TAKEN: usize = 40;
+/// Bytes of the file: in a file alone.
+pub(super) const LENGTH: usize = 48;
 /// Texts: their bytes, and zeros behind them.
 pub(super) const HOST: usize = 64;
 pub(super) const DEVICE: usize = 128;

@@ -157,7 +157,7 @@ impl Recording {
             magic if magic as u32 == at::MAGIC as u32 => return not("it is of another version"),
             _ => return not("it does not begin as one"),
         }
-        if bytes.len() < at::HEAD {
+        if bytes.len() < at::HEAD || (bytes.len() as u64) < words.at(at::LENGTH) {
             return not("it is cut off");
         }
         let clock = ProcessClock { now: words.at(at::CLOCK), epoch: words.at(at::EPOCH) };
@@ -192,6 +192,7 @@ impl Recording {
                 let host = Recording::parse(&bytes).map_err(|error| error.to_string())?.host;
                 let end = super::end_of_logs(|offset| Words(&bytes).at(offset));
                 bytes.truncate(end);
+                super::set(&mut bytes, at::LENGTH, end as u64);
                 super::write_new(folder, &host, pid, &bytes).map_err(|error| error.to_string())
             });
             (pid, path)
@@ -209,13 +210,8 @@ fn running_bytes(wanted: impl Fn(u32) -> bool) -> impl Iterator<Item = (u32, Res
         };
         let stamp = |mut bytes: Vec<u8>| {
             // Its process may see itself by another number.
-            for (field, value) in
-                [(at::PROCESS, found.pid.into()), (at::TAKEN, super::nanos(super::since_epoch()))]
-            {
-                if let Some(word) = bytes.get_mut(field..field + 8) {
-                    word.copy_from_slice(&value.to_ne_bytes());
-                }
-            }
+            super::set(&mut bytes, at::PROCESS, found.pid.into());
+            super::set(&mut bytes, at::TAKEN, super::nanos(super::since_epoch()));
             bytes
         };
         Some((found.pid, bytes.map(stamp)))

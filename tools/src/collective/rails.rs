@@ -27,6 +27,10 @@ impl FromStr for Rails {
     fn from_str(text: &str) -> Result<Rails, String> {
         let device = |text: &str| text.parse().map_err(|error: Error| error.to_string());
         let rails: Vec<DeviceSpec> = text.split('+').map(device).collect::<Result<_, _>>()?;
+        let first = rails.iter().enumerate().find(|(index, rail)| rails[..*index].contains(rail));
+        if let Some((_, twice)) = first {
+            return Err(format!("{twice} twice: each rail must be a port of its own"));
+        }
         match rails.len() {
             1..=MAX_RAILS => Ok(Rails(rails)),
             many => Err(format!("{many} devices, joined by '+': must be at most {MAX_RAILS}")),

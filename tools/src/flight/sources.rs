@@ -1,11 +1,13 @@
 //! Where recordings are from: processes that run, and files.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use ferroce_collectives::flight::Recording;
+use rustix::fs::OFlags;
 use tracing::warn;
 
 use crate::failure::{Failure, OrFail, legible};
@@ -27,6 +29,8 @@ pub(super) struct Sources {
     pub(super) recordings: Vec<Recording>,
     /// Of each.
     pub(super) origins: Vec<Origin>,
+    /// Why files of directories could not be read.
+    pub(super) unread: Vec<Failure>,
 }
 
 pub(super) enum Origin {
@@ -83,7 +87,11 @@ impl Sources {
                         shown(source)
                     )));
                 }
-                files.into_iter().try_for_each(|file| all.add_file(file))?;
+                for file in files {
+                    // What the others tell is wanted all the more.
+                    let unread = all.add_file(file).err();
+                    all.unread.extend(unread);
+                }
             } else {
                 all.add_file(source.clone())?;
             }
@@ -212,7 +220,12 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 fn read(path: &Path) -> Result<Recording, Failure> {
-    let file = File::open(path).or_fail(|| shown(path))?;
+    // In a directory where all may write, one may be a pipe that nobody ever writes to.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).or_fail(|| shown(path))?;
+    if !file.metadata().or_fail(|| shown(path))?.is_file() {
+        return Err(Failure::run(format!("{}: must be a file, which a pipe or device is not", shown(path))));
+    }
     let mut bytes = Vec::new();
     file.take(LONGEST).read_to_end(&mut bytes).or_fail(|| shown(path))?;
     Recording::parse(&bytes).map_err(|why| Failure::run(format!("{}: {why}", shown(path))))
