@@ -103,8 +103,8 @@
 //! # Several ports
 //!
 //! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank leads to the first ports of the others, the
-//! second to the second ones, as in clusters where each card of a host has a switch of its own; between two ranks there are as many
-//! rails as the one with fewer has. Chunks go by the rail that is likely to be done first, by what each has moved lately, so a slow rail
+//! second to the second ones, as in clusters where each card of a host has a switch of its own. If two ranks have different numbers of
+//! rails, the smaller number connects them. Chunks go by the rail that is likely to be done first, by what each has moved lately, so a slow rail
 //! has fewer; short messages go by an idle one. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of
 //! rails, and twice [`Options::eager_bytes`] at least.
 //!
@@ -122,10 +122,12 @@
 //!
 //! A rail that fails is left, in the middle of an operation too: both ranks tell each other, by another rail, how many messages have come
 //! by it, and those that have not are sent again by the others. It counts as failed when its queue pair does, or when nothing has come
-//! through for a little more than two ACK timeouts (1.2 s by default) though the peer was heard of by another rail, and again after one of
-//! them: a rank that was away for a while is none without a rail. A rail that is
-//! left is greeted once in [`Options::probe_interval`] while operations are under way, and taken up when it answers. Leaving one is a
-//! warning in the log, and counts among `collective_fallbacks`; a rank of which no rail answers is lost.
+//! through for a little more than two ACK timeouts (1.2 s by default) though the peer answers by another rail. A rank that does not poll for
+//! a while loses no rail by that. A rail that is left is greeted once in [`Options::probe_interval`] while operations are under way, and
+//! taken up when it answers; one that fails again soon is greeted later each time, after up to 16 times
+//! [`Options::retry_budget`]. Leaving one, and one that never came up, is a warning in the log, counts as `collective_rails_left` among
+//! the metrics of its port, and is a finding of `ferroce flight`. A rank that no rail reaches is lost within
+//! [`Options::retry_budget`], as with one; a little later if only one direction is dead.
 //!
 //! The rails' contexts reach the same memory, which must be such: [`allocate`](Collectives::allocate),
 //! [`Memory::shared`](ferroce::Memory::shared) or a device's. It has no slices.

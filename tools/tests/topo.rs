@@ -168,7 +168,8 @@ fn what_can_not_be_shown_is_refused() {
     let sysfs = Sysfs::empty();
     let folder = sysfs.root().join("nothing");
     fs::create_dir(&folder).unwrap();
-    let shown = folder.display();
+    fs::write(folder.join("mtu"), "1500").unwrap();
+    let (shown, recorded) = (folder.display(), folder.join("mtu").display().to_string());
     for (arguments, why) in [
         (format!("--sysfs {shown}"), format!("'{shown}': it holds no sysfs tree")),
         (format!("--sysfs {shown}/x"), format!("'{shown}/x': No such file")),
@@ -177,6 +178,10 @@ fn what_can_not_be_shown_is_refused() {
         ("--cpus 3-1".into(), "3-1: numbers and ranges as 0-3,8".into()),
         ("--local-rank 0".into(), "--local-rank is for --pid or --cpus".into()),
         ("--cpus 0 --local-rank 999".into(), "--local-rank 999: this host has".into()),
+        ("--cpus 0,8191".into(), "--cpus 0,8191: this host has no CPU 8191".into()),
+        ("--cpus=".into(), "--cpus: must be a list, as 0-7,64-71".into()),
+        (format!("--sysfs {shown} --svg {recorded}"), "must not be a file of the tree of --sysfs".into()),
+        (format!("--sysfs {shown} --json={recorded}"), "must not be a file of the tree of --sysfs".into()),
         (format!("--pid self --sysfs {shown}"), "cannot be used with".into()),
         (format!("--svg {shown}"), "it is a directory; name a file in it".into()),
     ] {
