@@ -350,14 +350,11 @@ fn a_dump_is_a_file_that_no_link_leads_away_from() {
     assert!(recorder.dump(&folder.join("none/dump")).is_err());
     fs::remove_dir_all(&folder).unwrap();
 
-    // What is cut off or spoilt is refused, or what makes no sense is left out.
-    for cut in [100, 256, 1000, bytes.len() / 2, bytes.len() - 1] {
+    // What is cut off is refused.
+    for cut in (100..bytes.len()).step_by(997).chain([256, bytes.len() - 1]) {
         assert!(Recording::parse(&bytes[..cut]).unwrap_err().to_string().contains("cut off"), "{cut}");
     }
     assert!(Recording::parse(b"no recording").unwrap_err().to_string().contains("does not begin as one"));
-    for cut in (256..bytes.len()).step_by(997) {
-        assert!(Diagnosis::all(&[Recording::parse(&bytes[..cut]).unwrap()]).len() <= 1);
-    }
 }
 
 #[test]
@@ -383,7 +380,8 @@ fn what_is_spoilt_does_no_harm() {
             let at = if random() % 4 == 0 { at } else { 8 + at % 1200 };
             bytes[at] = random() as u8;
         }
-        let recording = Recording::parse(&bytes).unwrap();
+        // If its length is spoilt it is cut off.
+        let recording = Recording::parse(&bytes).unwrap_or_default();
         let all: Vec<Recording> = others.iter().cloned().chain([recording]).collect();
         for diagnosis in Diagnosis::all(&all) {
             assert!(!diagnosis.to_string().contains(|c: char| c.is_control() && c != '\n'), "{diagnosis}");
