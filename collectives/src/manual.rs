@@ -75,6 +75,8 @@
 //! | [`Device`](Cause::Device) | a GPU, here or of the rank that is named, has not copied or not computed: its log says why |
 //! | [`Local`](Cause::Local) | this rank's port or memory |
 //!
+//! `collectives/examples/job.rs` is a program that goes on without a rank that has died.
+//!
 //! A rank that the others hold for gone, and that goes on later, writes to memory of its own alone. A failure that no call has
 //! returned is what [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return. Communicators that were made of one that
 //! fails are others: those with the dead rank fail when they are next used, or left.
@@ -151,7 +153,13 @@
 //! |---|---|
 //! | which rank the others wait for, in which operation, and what it is about | what each rank waits for, how many operations it has called, when it has polled |
 //! | which rank begins later than the others, how often and by how much | messages, which say for how long their sender has been in the operation: no clocks are compared |
-//! | which port or link is slower than the others | the quickest 512 KiB and more that were under way together, of links that have moved 16 MiB |
+//! | which port or link is slower than the others, both ways or one | the quickest 512 KiB and more that were under way together, of links that have moved 16 MiB: less than 0.7 of the others |
+//! | which rank was off its core in the middle of operations | turns of [`wait`](Collectives::wait) that took 10 ms longer than they should |
+//! | which rail is left | what each rank has noticed |
+//! | whose device hangs | what the device has not ended |
+//!
+//! A rank hangs if nothing has moved for a second; late is one that is twice as late as the next one, and by 1 % of the time in all; off its
+//! core one that is so for twice as long as the next one, and for 5 % of the time.
 //!
 //! A recording becomes a file by [`flight::FlightRecorder::dump`], and where [`flight::FOLDER`] names a directory whenever a
 //! communicator fails. A program that wants one at a signal has a thread for it:
