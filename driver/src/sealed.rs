@@ -1,5 +1,6 @@
 //! Memory that processes share: a file without a name (memfd), passed on as a descriptor. It is the memory of the table
-//! of services (`slots/table.rs`), of the rings of frames (`shm/ring.rs`) and of the benchmarks' ring (`shared.rs`).
+//! of services (`slots/table.rs`), of the rings of frames (`shm/ring.rs`), of segments (`segment.rs`) and of the
+//! benchmarks' ring (`shared.rs`).
 //!
 //! The processes need not trust each other. The file is sealed against a change of its size, so no access ends with
 //! SIGBUS. It is on tmpfs only: there a hole that another process punches reads as zeros, while in a file of huge pages
