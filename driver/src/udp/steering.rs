@@ -2,7 +2,7 @@
 //!
 //! All sockets of an address are one SO_REUSEPORT group of the kernel. A classic BPF program chooses among them by the
 //! destination QPN; it needs no privilege. Place 0 of the group is the socket of QP1, the places after it are the slots
-//! ([`slots`]). While only one process has the address, one socket receives everything, QP1 included.
+//! ([`slots`]). While only one context has the address, one socket receives everything, QP1 included.
 //!
 //! The program sees only the first packet of those that a sender on the same host has sent at once (UDP GSO), and of
 //! those that the kernel has put together (UDP GRO). All of them go to the socket of the first one, so no packet for
@@ -11,9 +11,9 @@
 //! send. (`rdma_rxe` and cards use both odd and even QPNs; neither of them looks at several packets at once.) Contexts
 //! that share an address do without aggregation: what the kernel puts together may be for several queue pairs.
 //!
-//! MADs are sent by a socket of their own on the same address and port, the first in the group. While several processes
-//! have the address, it is also the socket of QP1. It is bound without SO_REUSEPORT, so of all processes that open an
-//! address at the same time only one gets it. SO_REUSEPORT is set afterwards and admits further sockets of the same
+//! MADs are sent by a socket of their own on the same address and port, the first in the group. While several contexts
+//! have the address, it is also the socket of QP1. It is bound without SO_REUSEPORT, so of all that open an address at
+//! the same time only one gets it. SO_REUSEPORT is set afterwards and admits further sockets of the same
 //! user.
 //!
 //! [`slots`]: crate::slots
