@@ -10,8 +10,8 @@
 //! net_null has no reader, and a card would need the memory mapped for its DMA.
 //!
 //! A port without a kernel behind it has the addresses that it is given. The driver answers and sends ARP and neighbour
-//! discovery itself (`neighbour.rs`), unless the kernel receives every frame as well. RoCE over IPv4 pays one comparison
-//! for this.
+//! discovery itself (`neighbour.rs`), unless the kernel receives every frame as well. RoCE over IPv4 pays one
+//! comparison for this.
 //!
 //! There are no receive interrupts: a port that is idle sleeps 50 µs at a time.
 //!
@@ -20,7 +20,8 @@
 //! The client of a memif looks for its server for 10 s when it is opened. DPDK 22.11 has two faults in this place:
 //!
 //! - A client that ends before its server has answered makes the server panic: a server that has accepted a client and
-//!   finds it gone closes a descriptor that stays registered. So a client waits at least 2 s before it gives up a start.
+//!   finds it gone closes a descriptor that stays registered. So a client waits at least 2 s before it gives up a
+//!   start.
 //! - When a peer ends, a thread of DPDK takes the shared memory away, and a poll at that moment can end in a
 //!   segmentation fault. Let one end stop polling, then drop the port of the other end first.
 

@@ -1,5 +1,5 @@
-//! What an application names: handles, work requests, completions, queue pairs and their transitions, addresses, limits,
-//! errors. It does not depend on the engine, and all backends use it.
+//! What an application names: handles, work requests, completions, queue pairs and their transitions, addresses,
+//! limits, errors. It does not depend on the engine, and all backends use it.
 //!
 //! - `handle.rs`, `work_request.rs`, `completion.rs`, `event.rs`: handles, work requests, completions, events
 //! - `qp.rs`, `transition.rs`, `srq.rs`: queue pairs and their states, transitions, shared receive queues
