@@ -1,43 +1,49 @@
-//! Kernel-bypass sockets on a real interface: AF_XDP, on xsk-rs.
+//! AF_XDP: kernel-bypass sockets on a real interface, on xsk-rs.
 //!
-//! An XDP program on the interface directs RoCE (and nothing else) from the receive queues to
-//! sockets, one a queue, so ARP, neighbour discovery and every other protocol of the interface go on working.
-//! Frames come and go through rings in shared memory. Native XDP is tried before generic, and
-//! zero-copy before copy; [`Capabilities::description`] says what it came to, and why.
+//! An XDP program on the interface redirects RoCE packets, and nothing else, from the receive queues to the sockets of
+//! the port. ARP, neighbour discovery and every other protocol of the interface go on working. Frames pass through
+//! rings in shared memory. Native XDP is tried before generic XDP, and zero-copy before copy;
+//! [`Capabilities::description`] says which one it is, and why.
 //!
-//! Nothing stays behind: the program hangs on a bpf link that ends with the last process that
-//! has it open, whether that one returns, panics or is killed.
+//! The program is attached through a BPF link. The kernel detaches it when the last process that has the link open
+//! ends, whether it returns, panics or is killed.
+//!
+//! # Privileges
+//!
+//! The first port on an interface needs CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF, and either CAP_IPC_LOCK or enough
+//! locked memory. A further port on the same interface joins the program that is attached. This needs CAP_SYS_ADMIN.
 //!
 //! # Several queues
 //!
-//! A port hears all receive queues of its interface, with a socket each, so it does not matter to which of them
-//! the card's hash (RSS) brings a frame. A burst takes at most 64 descriptors, and the next one begins at the queue
-//! behind. A frame is sent on a queue that a hash of its UDP source port chooses, by which RoCEv2 tells flows apart: the
-//! frames of a queue pair stay in order, and those of many spread over the queues. All sockets share one UMEM.
+//! A port receives from all receive queues of its interface, with one socket for each queue. So it does not matter to
+//! which queue the card's hash (RSS) delivers a frame. A burst goes round the queues and takes at most 64 descriptors;
+//! after a full burst the next one begins at the next queue. A frame is sent on the queue that a hash of its UDP source
+//! port chooses. RoCEv2 tells flows apart by this port: the frames of one queue pair stay in order, and those of many
+//! queue pairs spread over the queues. All sockets share one UMEM. Receive chunks belong to one queue, transmit slots
+//! to all (docs/decisions/05-all-queues.md).
 //!
-//! For more cores than one open a port for each queue ([`AfXdpConfig::queue`]), with a context of its own; they share
-//! the program. The kernel binds a socket to its queue, so no XDP program can hand a frame to another queue's port: what
-//! comes to the wrong one meets a context that does not know its queue pair, and is dropped and counted there. So frames
-//! must come right then:
+//! To use more than one core, open a port for each queue ([`AfXdpConfig::queue`]), with a context of its own. These
+//! ports share the program. The kernel binds a socket to its queue, so no XDP program can redirect a frame to the port
+//! of another queue. A frame on the wrong queue reaches a context that does not know the queue pair, and is dropped and
+//! counted there. So each frame must arrive on the right queue:
 //!
-//! - A network card is told by rules. An address for each context is the simplest, for it needs nothing
-//!   of the peers: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends those to
-//!   10.0.0.2 to queue 1.
-//! - A veth delivers to the queue whose number is the sender's, whatever is in the frame: the port on
-//!   queue 1 hears that on queue 1 of the other end and nobody else.
+//! - A network card is configured with rules. The simplest way is an address for each context, for it needs nothing of
+//!   the peers: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends packets to 10.0.0.2 to
+//!   queue 1.
+//! - A veth delivers a frame to the queue with the number of the sender's queue, whatever is in the frame: the port on
+//!   queue 1 receives from queue 1 of the other end and from no other.
 //!
-//! Both ends of a veth need as many queues (`ip link add … numrxqueues 4 numtxqueues 4`): with fewer at the receiving
-//! end, frames of the others pass the program by and end in the kernel.
+//! Both ends of a veth need the same number of queues (`ip link add … numrxqueues 4 numtxqueues 4`). If the receiving
+//! end has fewer, frames of the other queues pass the program by and end in the kernel.
 //!
 //! # Rate or latency on veth
 //!
-//! As it is, all of a frame's way through a veth, up to the receiver's ring, is run by the sender's
-//! system call, and a receiver that spins makes none. That has the least latency. Threaded NAPI takes the
-//! second half of the way to a kernel thread on the receiver's core: 1.3 to 1.8 times the rate for frames
-//! of 64 to 2106 bytes and nothing for 4154, at ten times the round trip. It is a setting of the
-//! interface, which has other users and outlives a process that is killed, and the thread belongs on the
-//! core of a loop that the driver does not know; so the driver leaves it to the administrator. At either
-//! end:
+//! By default the sender's system call runs all of a frame's way through a veth, up to the receiver's ring, and a
+//! receiver that spins makes no system call. This has the lowest latency. Threaded NAPI moves the second half of the
+//! way to a kernel thread on the receiver's core. The rate is then 1.3 to 1.8 times as high for frames of 64 to 2106
+//! bytes and the same for 4154 bytes, at ten times the round trip. It is a setting of the interface, which has other
+//! users and outlives a process that is killed, and the thread belongs on the core of a poll loop that the driver does
+//! not know. So the driver leaves it to the administrator. At either end:
 //!
 //! ```sh
 //! ethtool -K veth0 gro on                      # else the threads exist only while a port is open
@@ -46,8 +52,8 @@
 //! tc qdisc add dev veth0 root pfifo            # a full veth holds senders back; without, it drops
 //! ```
 //!
-//! The poll loop then has to block when it finds nothing (`Poller::blocking`), for the thread needs the
-//! core. `echo 0 > …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
+//! The poll loop must then block when it finds nothing (`Poller::blocking`), for the thread needs the core. `echo 0 >
+//! …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
 
 mod assembly;
 mod attachment;

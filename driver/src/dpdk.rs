@@ -1,22 +1,29 @@
-//! Ports of DPDK, on the system's libdpdk, which is loaded with the first of them: network cards bound to user space,
-//! and virtual devices.
+//! Ports of DPDK: network cards that are bound to user space, and virtual devices. The first port that is opened loads
+//! the system's libdpdk.
 //!
-//! The environment (EAL) starts once a process, with the application's arguments: which devices there
-//! are (`--vdev`, `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of
-//! one port.
+//! The environment (EAL) starts once in a process, with the application's arguments: which devices there are (`--vdev`,
+//! `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of one port.
 //!
-//! Where a port reads frames with the processor while it is given them (net_af_packet, net_tap,
-//! net_pcap), payloads are sent from registered memory: a frame is a chain of the header, the payload as
-//! external buffer, and the trailer. Others get a copy: a memif is faster so, net_ring's peer has the
-//! buffer itself, net_null has no reader, a card sees no memory but DPDK's own.
+//! Payloads are sent from registered memory where the port's driver reads them with the processor during the call:
+//! net_af_packet, net_tap and net_pcap. There a frame is a chain of the header, the payload as an external buffer, and
+//! the trailer. Other ports get a copy: a memif is faster with it, the peer of a net_ring gets the buffer itself, a
+//! net_null has no reader, and a card would need the memory mapped for its DMA.
 //!
-//! A memif's client looks for its server for 10 s when it is opened. DPDK 22.11 has faults around that:
-//! a client that goes before its server has answered it takes the server along (a panic), and when a peer
-//! ends, the shared memory is taken away on a thread of DPDK's own, and a poll at that moment can end in
-//! a segmentation fault: let one end stop polling, then drop the other end's port first.
+//! A port without a kernel behind it has the addresses that it is given. The driver answers and sends ARP and neighbour
+//! discovery itself (`neighbour.rs`), unless the kernel receives every frame as well. RoCE over IPv4 pays one
+//! comparison for this.
 //!
-//! A port without a kernel behind it has the addresses that it is given, and answers and asks ARP and
-//! neighbour discovery itself.
+//! There are no receive interrupts: a port that is idle sleeps 50 µs at a time.
+//!
+//! # memif
+//!
+//! The client of a memif looks for its server for 10 s when it is opened. DPDK 22.11 has two faults in this place:
+//!
+//! - A client that ends before its server has answered makes the server panic: a server that has accepted a client and
+//!   finds it gone closes a descriptor that stays registered. So a client waits at least 2 s before it gives up a
+//!   start.
+//! - When a peer ends, a thread of DPDK takes the shared memory away, and a poll at that moment can end in a
+//!   segmentation fault. Let one end stop polling, then drop the port of the other end first.
 
 mod eal;
 mod kept;

@@ -1,8 +1,8 @@
-//! ARP and IPv6 neighbour discovery for ports that have no kernel behind them: answers what asks for
-//! the port's addresses, and asks for others (RFC 826, RFC 4861).
+//! ARP and IPv6 neighbour discovery for ports without a kernel behind them (RFC 826, RFC 4861): a port answers requests
+//! for its own addresses, and asks for the addresses of others.
 //!
-//! What is learned is the answer to a question of ours, or the address of one who asks for us, as the
-//! kernel has it; nobody else can put anything into the table.
+//! An entry of the table is the answer to a request of this port, or the address of a host that asks for the port, as
+//! in the kernel's table. No other packet can put anything into the table.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
-//! Directories for sockets that one user alone can reach.
+//! Directories for sockets that only one user can reach: the names of processes that share something, and the sockets
+//! of a context's counters.
 //!
-//! Some are where everybody may write, and whoever was there first may be somebody else. So a directory is opened once, without
-//! following a link, and what was opened is what is checked.
+//! Such a directory may be in a place where every user may write, and another user may have made it first. So it is
+//! opened once, without following a link, and what was opened is checked.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};

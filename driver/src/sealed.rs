@@ -1,9 +1,11 @@
-//! Memory that processes share: a file without a name (memfd), handed over as a descriptor.
+//! Memory that processes share: a file without a name (memfd), passed on as a descriptor. It is the memory of the table
+//! of services (`slots/table.rs`), of the rings of frames (`shm/ring.rs`), of segments (`segment.rs`) and of the
+//! benchmarks' ring (`shared.rs`).
 //!
-//! The processes need not trust each other. The file is sealed against a change of its size, so that no access ever ends
-//! with SIGBUS. Its file system is tmpfs alone, where a hole that somebody punches reads as zeros; in a file of huge pages it
-//! is a SIGBUS. The memory is reached by atomics and raw copies alone: there is never a reference to plain bytes that another
-//! process may write at any time.
+//! The processes need not trust each other. The file is sealed against a change of its size, so no access ends with
+//! SIGBUS. It is on tmpfs only: there a hole that another process punches reads as zeros, while in a file of huge pages
+//! it is a SIGBUS. The memory is accessed by atomics and raw copies only: there is never a reference to plain bytes
+//! that another process may write at any time.
 
 use std::fs::File;
 use std::io;

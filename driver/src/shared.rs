@@ -1,9 +1,9 @@
-//! A ring of slots in memory that two processes share: no wire at all, so the ceiling of what two
-//! cores can hand each other. The benchmarks measure drivers against it.
+//! A ring of slots in memory that two processes share. No wire is involved, so it is the ceiling of what two cores can
+//! pass to each other. The benchmarks measure drivers against it.
 //!
-//! The two ends need not trust each other: the memory is a sealed file without a name, which goes to the other process as a
-//! descriptor, and slots are reached by copies alone. Sizes are checked once, when a ring is opened, and kept; an index of the
-//! other end is read once for each decision and refused if it can't be.
+//! The two ends need not trust each other. The memory is a sealed file without a name, which is passed to the other
+//! process as a descriptor, and slots are accessed by copies only. Sizes are checked once, when a ring is opened, and
+//! kept. An index of the other end is read once for each decision, and refused if it is invalid.
 
 mod memory;
 #[cfg(test)]

@@ -1,10 +1,20 @@
 //! Shared memory between processes of one user on this host: no wire, no kernel.
 //!
-//! [`Shm`] joins a switch by its name. A process takes a slot of it, as on an address that processes share, and reaches each
-//! other one by a ring in memory that the two have. A frame is written into the ring where the other reads it, its payload
-//! straight from registered memory; the other end copies it out before it looks at it, so that what is in the ring may be
-//! anything at any time: the processes need not trust each other. Whoever has nothing to do sleeps, and is woken by its bell
-//! (a socket: a context may wait for other descriptors too, which a futex could not be one of).
+//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and
+//! reaches each other process by a ring in memory that both have mapped. A frame is written into the ring where the
+//! other end reads it, its payload straight from registered memory. The other end copies the frame out before it looks
+//! at it, so the ring may contain anything at any time: the processes need not trust each other. A process with nothing
+//! to do sleeps and is woken by its bell. The bell is a socket, because a context may wait for other descriptors too,
+//! and a futex is not one.
+//!
+//! - `ring.rs`: one ring
+//! - `links.rs`: all rings of a context
+//! - `route.rs`: which neighbour is reached by which ring
+//! - `meeting.rs`: how two contexts set up a ring
+//! - `bell.rs`: what wakes a context that sleeps
+//!
+//! `udp/neighbours.rs` uses them for frames that would go by the UDP socket otherwise, `af_xdp/sharing.rs` for those of
+//! an AF_XDP port. docs/decisions/12-neighbours.md has the reasons.
 
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

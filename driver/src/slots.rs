@@ -1,15 +1,28 @@
-//! Processes of one user that share something, such as an address: each has a slot.
+//! Slots: processes of one user share something, such as an address, and each of them has a slot.
 //!
-//! There is no daemon. Each process has a listener by the name of its slot, and a thread that answers there: a program that
-//! does not poll for a while keeps nobody out. A newcomer takes the lock, asks a member for all that the group has, takes the
-//! lowest slot without a process, and tells the others.
+//! There is no daemon. Each process has a listener at the name of its slot, and a thread that answers there, so a
+//! program that does not poll for a while keeps no newcomer out. A newcomer takes the lock, asks a member for
+//! everything that the group has, takes the lowest slot without a process, and tells the other members.
 //!
-//! Every member has every descriptor of the group. A socket of a SO_REUSEPORT group keeps its place as long as anybody holds
-//! it, and when one is closed the kernel moves the last one into its place; so places are slots, and none moves when a process
-//! is killed. A descriptor that a slot has once had is kept for the next process there.
+//! Every member has every descriptor of the group. A socket of a SO_REUSEPORT group keeps its place as long as any
+//! process has it open. When one is closed, the kernel moves the last socket into its place. So a place is a slot, and
+//! no place moves when a process is killed. A descriptor that a slot has once had is kept for the next process in that
+//! slot.
 //!
-//! What is for another process of the group goes to its mailbox: one end of a socket pair that it has, and the other that all
-//! others have. That end tells too when the process is gone.
+//! A message for another process of the group goes to its mailbox. A mailbox is a socket pair: the process has one end,
+//! and all other processes have the other. The other end also shows when the process has ended.
+//!
+//! What the members share is a `Resource`: the sockets of an address (`udp/steering.rs`), or nothing (`shm.rs`). Of
+//! packets these modules know only which slot a packet is for (`owner.rs`).
+//!
+//! - `name.rs`: names in the user's directory, and the lock
+//! - `join.rs`: how a process becomes a member
+//! - `service.rs`: the thread of a member
+//! - `message.rs`: messages between processes
+//! - `owner.rs`: the slot that a packet is for
+//! - `table.rs`: which process has which service
+//!
+//! docs/decisions/12-neighbours.md has the reasons.
 
 mod join;
 mod message;

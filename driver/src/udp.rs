@@ -1,14 +1,26 @@
-//! A plain UDP socket: no privilege at all.
+//! UDP sockets: a port that needs no privilege at all.
 //!
-//! For containers, CI and laptops, where nobody gives CAP_NET_RAW. The kernel makes and reads the IP
-//! and UDP headers, so frames start at the IP header ([`Layer::Ip`]): of a packet to send only what
-//! stands behind the UDP header goes into the socket, with addresses, TOS and TTL beside it; in front
-//! of a received one the headers are written anew from what the kernel tells.
+//! They are for containers, CI and laptops, without CAP_NET_RAW. One socket is one address on port 4791.
 //!
-//! The ICRC covers the IPv4 identification. Linux sends 0 from a socket that is not connected and
-//! does not fragment, and numbers the segments 0, 1, 2, … of what is sent at once (UDP GSO), whoever
-//! cuts it up; so each packet gets the number of its place. What a peer has sent is not told: the
-//! number here is the place in what the kernel has kept together (UDP GRO), a guess.
+//! The kernel makes and reads the IP and UDP headers, so frames start at the IP header ([`Layer::Ip`]). The ICRC covers
+//! these headers. So all packets come from port 4791, and the engine is told so (`SocketTerms`). Of a packet to send,
+//! the driver strips the headers that the engine has written: only what follows the UDP header goes into the socket. In
+//! front of each received datagram it writes headers again, from what the kernel reports of it. TOS and TTL are passed
+//! beside the datagram, both ways; the ICRC does not cover them.
+//!
+//! # The IPv4 identification
+//!
+//! The ICRC also covers the IPv4 identification. Linux sends 0 from a socket that is not connected, and sets DF. The
+//! segments of one send (UDP GSO) have 0, 1, 2, … on the wire, no matter where the send is cut into segments: this was
+//! seen with AF_PACKET in `driver/tests/udp`. So the driver has a packet renumbered when it joins the one before
+//! (`FrameSource::renumber`). This takes a few XORs, because the CRC is linear (`wire/src/identification.rs`).
+//!
+//! The receiver is not told the identification. The driver guesses it: it is the place of a segment in what the kernel
+//! has kept together (UDP GRO). If the ICRC is then wrong, the engine computes the identification that would make it
+//! right. This is one multiplication of polynomials, and it finds an identification for one of 65536 damaged packets.
+//! An identification below 64 (a segment), or up to 64 after the one found last (a peer that counts, as rdma_rxe does),
+//! is counted as `rx_icrc_identification_likely`; this is a check of 25 bits. Any other is counted as
+//! `rx_icrc_identification_solved`, a check of 16 bits. The kernel checks the UDP checksum besides.
 
 mod config;
 mod control;

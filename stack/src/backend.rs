@@ -1,4 +1,7 @@
-//! What carries out the verbs. This file alone tells backends apart (docs/decisions/07-backends.md).
+//! The closed enum of what carries out the verbs. Only this file tells backends apart (docs/decisions/07-backends.md).
+//!
+//! - `software.rs`, `software/`: the protocol engine over a packet driver
+//! - `hardware.rs`, `hardware/`: a card, by libibverbs
 
 mod hardware;
 mod software;

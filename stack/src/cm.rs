@@ -1,9 +1,49 @@
-//! The connection manager: IB CM over the general service interface (QP1), with addresses and ports as
-//! rdma_cm has them (docs/protocol.md §2).
+//! The connection manager: IB CM over the general service interface (QP1), with addresses and ports as in rdma_cm
+//! (docs/protocol.md §2).
 //!
-//! A state machine without IO, as the rest of the engine: MADs come in from the receive phase and wait in
-//! [`Gsi`] for the transmit phase, timers fire with the others. It moves the queue pairs that it was
-//! given, and tells the application by [`CmEvent`]s.
+//! It is a state machine without IO, like the rest of the engine. MADs come from the receive phase, and wait in [`Gsi`]
+//! for the transmit phase; timers fire with the others. It moves the queue pairs that it was given from state to state,
+//! and reports to the application by [`CmEvent`]s. A queue pair belongs to one connection, and to the application again
+//! when the connection ends.
+//!
+//! - `gsi.rs`: QP1
+//! - `communication.rs`: one exchange with a peer
+//! - `active.rs`: the requesting end
+//! - `passive.rs`: the end that is asked
+//! - `disconnect.rs`: the end of a connection
+//! - `service.rs`: datagram services
+//! - `parameters.rs`: what an end asks for
+//! - `event.rs`: what is reported to the application
+//! - `channel.rs`: where events wait
+//!
+//! # Time
+//!
+//! The time of a message starts with the poll that sends it, not with the verb, because a context may not have been
+//! polled for long. A message without an answer is sent again after 4.3 s, as rdma_cm does.
+//!
+//! # Which messages are accepted
+//!
+//! A REP, a REJ of a request and an MRA must contain our communication id, which is random, and come from the peer. All
+//! other messages of an exchange must contain both ids. A request from a group's address is dropped, and so is one that
+//! another station sends from one of the port's own addresses.
+//!
+//! # Floods
+//!
+//! A listener has a limit on half-open requests, in all and for one address. Above it a REQ is answered by REJ 3, and a
+//! search is not answered, because it asks again. Only the tables are allocated, with the first use, and a request
+//! costs the same however many connections there are.
+//!
+//! # Answers
+//!
+//! An answer goes back to the hardware address that the request came from, which is the router's if there is one. The
+//! same holds for a connection and for a datagram (`address_from_wc`). No neighbour is looked up because of a packet
+//! that anybody can send, so `accept` does not wait for one.
+//!
+//! # What is not there
+//!
+//! Alternate paths (LAP is answered with "unsupported") and redirection. Of sockets that share an address by
+//! SO_REUSEPORT, the first has QP1. Of contexts with one AF_XDP queue each, only the one whose queue the card's hash
+//! chooses receives a MAD; one of them should receive all of them (an ethtool rule). A context on all queues does.
 
 mod active;
 mod channel;

@@ -1,4 +1,9 @@
-//! The public API: each verb goes to the backend; what waits, and the handshake, is made of verbs.
+//! The public API: each verb goes to the backend, in one line; verbs that wait, and the handshake, are made of verbs.
+//!
+//! - `queue_pairs.rs`, `transitions.rs`, `queues.rs`, `memory.rs`, `datagrams.rs`, `connections.rs`, `waiting.rs`: the
+//!   verbs, as in the backends
+//! - `blocking.rs`: the verbs that wait
+//! - `endpoints.rs`: the handshake
 
 mod blocking;
 mod connections;

@@ -1,3 +1,5 @@
+//! A device by name, as in `--device`, and opening its driver.
+
 mod dpdk;
 
 use std::fmt;

@@ -1,4 +1,10 @@
 //! What drives a context: loops, threads, and how they wait.
+//!
+//! - `idle.rs`: what a loop does when it has nothing to do
+//! - `poller.rs`: the loop in the application's thread
+//! - `runner.rs`, `runner/`: a context on a thread of its own, and the rings to it
+//! - `affinity.rs`: the core of that thread
+//! - `comp_channel.rs`: completion queues behind a file descriptor
 
 pub(crate) mod affinity;
 pub(crate) mod comp_channel;

@@ -1,4 +1,4 @@
-//! The ABI of the shim, as `shim.h` has it, with the documentation.
+//! The ABI of the shim, as in `shim.h`, which has the documentation.
 
 #![allow(missing_docs, reason = "shim.h says what each is")]
 

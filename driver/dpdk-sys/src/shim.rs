@@ -1,4 +1,4 @@
-//! How the shim is found and loaded.
+//! Finding and loading the shim.
 
 use std::error::Error;
 use std::ffi::OsString;

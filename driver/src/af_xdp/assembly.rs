@@ -1,15 +1,16 @@
-//! Putting frames of several descriptors together.
+//! Joining the descriptors of one received frame.
+//!
+//! The kernel takes chunks in the order in which they come back to it, so the pieces of a frame almost always lie in
+//! neighbouring chunks, with the headroom of one chunk between them. Then a later piece, which is the shorter one, is
+//! moved down by these 256 bytes, behind the piece before it. If the chunks are not neighbours, or a burst ends between
+//! them, the frame is copied as a whole.
 
 use xsk_rs::umem::frame::FrameDesc;
 
 use super::frames::Frames;
 use super::layout::XDP_HEADROOM;
 
-/// A frame in several descriptors, as far as it has come.
-///
-/// The kernel takes chunks in the order in which it gets them back, so the pieces of a frame lie in
-/// neighbouring chunks almost always, with one chunk's headroom in between. Then the later pieces,
-/// which are the shorter ones, move down to the first. Else the frame is copied as a whole.
+/// A frame in several descriptors, as far as it has been received.
 #[derive(Debug)]
 pub(super) struct Assembly {
     state: State,

@@ -1,8 +1,10 @@
-//! Getting the filter onto an interface, and off again.
+//! Attaching the XDP program to an interface, and detaching it.
 //!
-//! It hangs on a bpf link, which lives as long as some process has it open. So it goes with the
-//! last of its users, however that one ends, and several sockets (the queues of one interface, also
-//! of several processes) share one program and its maps.
+//! The program is attached through a BPF link, which lives as long as some process has it open. So the kernel detaches
+//! it when its last user ends, however that one ends.
+//!
+//! Sockets on other queues of the interface, also those of other processes, join the link and its XSKMAP: they share
+//! one program and its maps. A program that is not ferroce's is never replaced.
 
 use std::io;
 use std::net::IpAddr;

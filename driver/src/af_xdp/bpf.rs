@@ -1,6 +1,5 @@
-//! The part of bpf(2) that loading, attaching and recognising an XDP program needs
-//! (`linux/bpf.h`). Each command's attributes are a prefix of `union bpf_attr`; the kernel takes
-//! what is missing for zero.
+//! The part of bpf(2) that is needed to load, attach and recognise an XDP program (`linux/bpf.h`). The attributes of
+//! each command are a prefix of `union bpf_attr`; the kernel takes what is missing as zero.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

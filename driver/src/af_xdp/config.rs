@@ -1,4 +1,4 @@
-//! What to open.
+//! The configuration of a port.
 
 use std::time::Duration;
 

@@ -1,18 +1,21 @@
-//! The XDP program: RoCE to the port's own addresses and groups goes to the socket of its receive queue, everything
-//! else to the kernel.
+//! The XDP program: it redirects RoCE packets for the port's own addresses and groups to the socket of their receive
+//! queue. Everything else is passed to the kernel.
 //!
-//! Assembled here, instruction by instruction, so that no compiler for eBPF is needed, neither at
-//! build nor at run time. Redirected are
+//! It is assembled here, instruction by instruction, so no compiler for eBPF is needed, neither at build time nor at
+//! run time. It is loaded with support for frags. It redirects
 //!
-//! - UDP to port 4791 over IPv4, unless it has options or is a fragment (RoCEv2 packets have none and
-//!   are none; only the kernel can put fragments together),
-//! - UDP to port 4791 over IPv6, where the UDP header comes first,
-//! - EtherType 0x8915 (RoCE v1), when asked for,
+//! - UDP to port 4791 over IPv4 with a header of 20 bytes, unless it is a fragment (RoCEv2 packets are none, and only
+//!   the kernel can reassemble fragments),
+//! - UDP to port 4791 over IPv6, where the UDP header is the first,
+//! - EtherType 0x8915 (RoCE v1), if that is on,
 //!
-//! each with or without one 802.1Q tag. UDP goes there only if the map of destinations has the address for that queue:
-//! other addresses (of a bridge's guests, a container's) have other programs. Of an address that the port shares with UDP
-//! sockets, packets to odd queue pairs are theirs, but for QP1 ([`slots`](crate::slots)). Following IPv4 options would take arithmetic with packet
-//! pointers that the verifier allows to CAP_PERFMON only.
+//! each with or without one 802.1Q tag. IPv4 options are not followed: that takes arithmetic with packet pointers,
+//! which the verifier allows only with CAP_PERFMON, and RoCEv2 packets have no options.
+//!
+//! UDP is redirected only if the map of destinations has its address for that queue. The map has the addresses of the
+//! interface, those of `PacketDriver::admit`, and the groups; other addresses (of a bridge's guests, of a container)
+//! have other programs. If the port shares an address with UDP sockets, packets to odd queue pair numbers are passed to
+//! the sockets, except those to QP1 ([`slots`](crate::slots)).
 
 use std::net::IpAddr;
 

@@ -1,4 +1,7 @@
-//! Frame memory (the UMEM) and the transmit slots cut from it.
+//! Frame memory (the UMEM) and the transmit slots in it.
+//!
+//! A transmit slot is one to three neighbouring chunks of the UMEM. A frame is written contiguously, and only what is
+//! past 3840 bytes is moved, for a second descriptor.
 
 use std::fmt;
 use std::num::NonZeroU32;

@@ -1,4 +1,8 @@
-//! How the frame memory is cut, and which configurations there are.
+//! The layout of the frame memory, and the configurations that are valid.
+//!
+//! The fill ring has two entries for each receive chunk. The kernel hands frames out before it publishes that it has
+//! taken their chunks from the fill ring, so a ring with one entry for each chunk can look full when a chunk comes
+//! back. (Found as a panic in debug builds and as lost chunks in release builds.)
 
 use std::ops::Range;
 
@@ -59,8 +63,7 @@ impl Layout {
         let shares = (queues.len() as u32).next_power_of_two();
         let least = MIN_RX_FRAMES.min(SHARED_RX_FRAMES / shares);
         let rx_chunks = (config.rx_frames / shares).max(config.rx_frames.min(least));
-        // The kernel hands frames out before it publishes that it has taken their chunks from the
-        // fill ring, so a ring that just holds all chunks can look full when one comes back.
+        // Two entries for each chunk: see the module.
         let fill_ring = 2 * rx_chunks;
         let umem = UmemConfig::builder()
             .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)

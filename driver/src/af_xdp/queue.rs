@@ -1,4 +1,23 @@
-//! One queue of an interface.
+//! One queue of an interface: its socket with its rings, and the chunks that it receives into.
+//!
+//! A burst of several frames is fetched into the cache and announced before the first one is handed over. Another core
+//! has written the frames, and 64 cache misses at once take as long as one.
+//!
+//! A poll that finds nothing to do makes no system call, unless the device must be driven by one (busy polling, a
+//! driver that sleeps until it is woken). It reads no cache line that the kernel writes, except that of the receive
+//! ring and, with frames in flight, that of the completion ring.
+//!
+//! Transmit slots are reclaimed before each batch of 32 descriptors, which is what the kernel takes in one call, and
+//! the slot that was used last is the first to be used again. So a long burst stays in the cache.
+//!
+//! What the kernel writes into its rings is checked before memory is accessed by it. A completion must name a chunk
+//! that is in flight, and a received descriptor must name a chunk that the kernel has and must lie inside it. Any other
+//! descriptor is ignored and counted as `bad_descriptors`; a frame that lacks a piece for it is counted as `rx_dropped`
+//! too.
+//!
+//! On a veth the kernel takes 95 % of the sender's time (64-byte frames, copy mode), the whole driver 1.3 % and the
+//! rings of xsk-rs 0.1 % (`perf record` over `driver/examples/af_xdp_raw.rs`). So own rings in place of those of xsk-rs
+//! would gain nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,7 +1,7 @@
-//! Keeping others from the addresses whose packets an AF_XDP port takes.
+//! Reserving UDP port 4791 of the addresses whose packets an AF_XDP port takes.
 //!
-//! The XDP program takes them before any socket. So nobody may have a socket there that would go deaf, and nobody may
-//! open one later that hears nothing: see [`holder`](crate::holder).
+//! The XDP program takes the packets before any socket sees them. So no other process may have a socket on these
+//! addresses, which would receive nothing any more, and no process may open one later: see [`holder`](crate::holder).
 
 use std::io;
 use std::net::IpAddr;

@@ -1,4 +1,8 @@
-//! Chunks of a queue that hold kept frames, and their way back.
+//! Chunks of a queue that hold kept frames, and how they come back.
+//!
+//! The chunk of a kept frame is not given back to the kernel until its holder has dropped the frame. The drop sets a
+//! bit, which any thread may do (docs/decisions/06-driver-wrappers-and-kept-frames.md). While no frame is kept, no poll
+//! looks at these bits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

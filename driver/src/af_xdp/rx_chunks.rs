@@ -1,4 +1,4 @@
-//! The receive side's chunks, and which of them the kernel has.
+//! The chunks of the receive side, and which of them the kernel has.
 
 use xsk_rs::umem::frame::FrameDesc;
 

@@ -1,9 +1,11 @@
-//! What an AF_XDP port shares with others of this host: its addresses with UDP sockets, and memory with neighbours.
+//! What an AF_XDP port shares with other processes of this host: its addresses with UDP sockets, and rings in memory
+//! with neighbours.
 //!
-//! On each of its addresses the port has slot 0 ([`slots`](crate::slots)). The XDP program leaves packets to other slots, by
-//! their odd queue pairs, to the kernel. What comes to QP1 the port hands on, if it is another one's. What the kernel has for
-//! slot 0 and QP1 comes from this host itself; the thread of the slots takes and posts it. To an address of this host no frame
-//! goes by the interface: by memory, or as mail.
+//! The port has slot 0 of each of its addresses ([`slots`](crate::slots)). The XDP program passes packets for other
+//! slots, which have odd queue pair numbers, to the kernel. Packets to QP1 come to the port, which hands on those that
+//! are for another process. What the kernel receives for slot 0 and for QP1 comes from this host itself; the thread of
+//! the slots takes it and hands it on. No frame to an address of this host goes by the interface: it goes by a ring in
+//! memory, or as mail.
 
 use std::io;
 use std::net::IpAddr;

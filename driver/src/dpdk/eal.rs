@@ -1,4 +1,7 @@
-//! DPDK's environment (EAL): once a process, with the application's arguments.
+//! DPDK's environment (EAL), which is started once in a process, with the application's arguments.
+//!
+//! EAL starts on a thread of its own, because it ties its caller to a core. Every thread that polls a port registers
+//! itself: pools have caches only for registered threads.
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;

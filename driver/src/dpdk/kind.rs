@@ -1,4 +1,13 @@
-//! What a port's driver is like, where DPDK itself does not tell.
+//! Properties of a port's driver that DPDK does not report.
+//!
+//! A memif copies in bulk only if one buffer of the pool holds one buffer of the ring (receiving), or the other way
+//! round (sending). So the rooms of the pools' buffers are fitted to `bsize`. Its bulk path spends one buffer of the
+//! ring on each segment, and the marks of a chain stay in the buffers for the next frame. So frames are never larger
+//! than `bsize`.
+//!
+//! A memif could gather payloads too. But to copy them through the CRC and let the memif copy one piece was 1.40 times
+//! as fast with 1 KiB of payload and 1.13 times with 4 KiB: three segments a frame cost more than a copy within the
+//! cache.
 
 use crate::Error;
 
@@ -55,7 +64,7 @@ impl Kind {
                 kind.largest = Some((buffer, "bsize"));
                 // Frames are copied in bulk only where one buffer is sure to take one of the ring's.
                 kind.rx_room = buffer.max(USUAL_ROOM);
-                // Measured: 1 KiB 1.40 times as fast so, 4 KiB 1.13 times.
+                // Measured: see the module.
                 kind.copies = Some("a memif copies as well, and faster from one place");
                 kind.calls_peer = match (value(arguments, "role"), value(arguments, "zero-copy")) {
                     (Some("server" | "master"), _) => None,

@@ -1,4 +1,7 @@
-//! Packet buffers: pools of them, and those in hand.
+//! Packet buffers: pools of them, and those that the driver holds.
+//!
+//! A payload that is sent from registered memory is held by a `Pinned` in the private data of its buffer, which is
+//! dropped when DPDK frees the buffer.
 
 use std::ffi::{CString, c_void};
 use std::mem::MaybeUninit;

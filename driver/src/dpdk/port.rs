@@ -1,4 +1,8 @@
 //! A port of DPDK, from its configuration to its end.
+//!
+//! When its last queue is dropped, the port removes its device, so nothing stays behind; if it is opened again, the
+//! device is made again. Before it removes the device it waits for DPDK's control thread, which may be taking the same
+//! memif apart.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};

@@ -1,4 +1,4 @@
-//! An end that writes anything anywhere, for tests and the fuzzer.
+//! An end of a ring that writes anything anywhere, for tests and the fuzzer.
 
 use std::sync::atomic::Ordering;
 

@@ -1,7 +1,8 @@
-//! What wakes a context that sleeps when frames have come by memory.
+//! Waking a context that sleeps when frames have come through a ring.
 //!
-//! A pair of datagram sockets, and no eventfd or futex: whoever rings has the descriptor from somebody else, who may have given
-//! any, and may make it block at any time. A send to a socket does not block if it is told not to.
+//! A bell is a pair of datagram sockets, not an eventfd or a futex. The process that rings has got the descriptor from
+//! another process. That process may have given any descriptor, and may make it block at any time. A send to a socket
+//! does not block if it is told not to.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

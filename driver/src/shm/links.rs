@@ -1,6 +1,6 @@
-//! The rings between one context and others of this host.
+//! All rings between one context and others of this host.
 //!
-//! Each direction between two contexts has a ring, which its producer makes: [`meeting`](super::meeting).
+//! Each direction between two contexts has a ring of its own, which its producer makes: [`meeting`](super::meeting).
 
 use std::fmt;
 use std::io;

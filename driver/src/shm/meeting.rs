@@ -1,9 +1,9 @@
-//! How two contexts come to a ring, and how it ends.
+//! How two contexts set up a ring, and how the ring ends.
 //!
-//! A context that has a frame for another one makes a ring, of which it is the producer, and offers it at the name of the
-//! other's slot, with its own mailbox beside it. The other answers with its bell and its mailbox, and looks into the ring from
-//! then on. Either end is told when the other one's mailbox is closed, and lets go of the ring. So each direction is made by
-//! who needs it, and a process that is killed leaves nothing.
+//! A context that has a frame for another one makes a ring, of which it is the producer. It offers the ring at the name
+//! of the other's slot, together with its own mailbox. The other context answers with its bell and its mailbox, and
+//! reads the ring from then on. Each end is told when the mailbox of the other one is closed, and gives up the ring. So
+//! each direction is made by the context that needs it, and a process that is killed leaves nothing behind.
 
 use std::io;
 use std::net::IpAddr;

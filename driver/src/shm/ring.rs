@@ -1,12 +1,13 @@
-//! Frames from one process to another in memory that both have.
+//! A ring of frames from one process to another, in memory that both have mapped.
 //!
-//! A ring of bytes. An entry is a whole number of cache lines: a word that says what it is, the head of a frame behind it,
-//! and, of a frame whose payload was placed, payload and tail from the third line on. The word is stored last: where the next
-//! entry will begin there is a zero until it is whole. So a frame costs the consumer no look at an index, and one that waits
-//! for it sees it with its first cache line. The consumer says now and then how far it is.
+//! It is a ring of bytes. An entry is a whole number of cache lines. It begins with a word that says what the entry is,
+//! followed by the head of a frame. If the payload of the frame was placed, payload and tail begin at the third line.
+//! The word is stored last: until the next entry is complete there is a zero where it will begin. So the consumer reads
+//! no index for a frame, and sees a new frame with its first cache line. From time to time the consumer stores how far
+//! it has read.
 //!
-//! The ends need not trust each other. A word is read once and checked, what it names is copied out before anybody looks at it,
-//! and an index that can't be ends the ring.
+//! The ends need not trust each other. A word is read once and checked, what it describes is copied out before anything
+//! is done with it, and an invalid index closes the ring.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -1,4 +1,4 @@
-//! Which ring leads to whom, and what a packet says of where it is from and where it goes.
+//! Which ring leads to which context, and the source and destination of a packet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! How a process becomes a member.
+//! How a process becomes a member of a group.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What processes say to each other, with descriptors beside it.
+//! Messages between processes, with descriptors beside them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

@@ -1,9 +1,11 @@
-//! Names by which processes of one user find each other: Unix sockets in a directory that the user alone can reach
-//! ([`private_directory`]). A name is of one network namespace, as the addresses are that are shared. What a process leaves there
-//! when it is killed refuses connections, and the next one takes it away.
+//! Names by which processes of one user find each other, and the lock of a group.
 //!
-//! Abstract sockets would leave nothing. But anybody can take their names, fill their backlogs, and send a connection descriptors whose
-//! end holds up whoever closes them, before it is known whose it is.
+//! A name is a Unix socket in a directory that only the user can reach ([`private_directory`]). It belongs to one
+//! network namespace, as the shared addresses do. The socket that a killed process leaves behind refuses connections,
+//! and the next process removes it.
+//!
+//! Abstract sockets would leave nothing behind. But any user can take their names and fill their backlogs, and can send
+//! a connection with descriptors that delay whoever closes them, before it is known who the sender is.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

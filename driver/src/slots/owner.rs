@@ -1,7 +1,8 @@
-//! Whose a packet is that has come to an address which several processes share.
+//! The process that a packet is for, on an address that several processes share.
 //!
-//! A queue pair's number says its slot. QP1 is one for the address: an answer names the communication id of who asked, whose low
-//! bits are its slot; a request names the service that is asked for (IBA 12.6, docs/protocol.md §2).
+//! The number of a queue pair names its slot. The address has one QP1. A response of the connection manager carries the
+//! communication id of the requester, whose low bits are its slot; a request carries the service that it asks for (IBA
+//! 12.6, docs/protocol.md §2).
 
 use super::{Group, PACKET, SLOTS};
 

@@ -1,4 +1,5 @@
-//! The thread of a member: it answers newcomers, takes mail and notices who is gone, also while its program does not poll.
+//! The thread of a member. It answers newcomers, takes mail and detects members that have ended, also while its program
+//! does not poll.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,5 +1,5 @@
-//! Which of the processes has which service: memory that all of them map. Entries are taken under the lock. A process that
-//! ends leaves its entries behind, which count no more and are cleared by another one.
+//! Which process has which service: a table in memory that all members map. Entries are taken under the lock. The
+//! entries of a process that has ended are no longer valid, and another process clears them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};

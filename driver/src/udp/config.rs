@@ -1,4 +1,4 @@
-//! What to open, and where it is.
+//! The configuration of a socket, and the interface that has its address.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Ancillary data of `sendmsg` and `recvmsg`: what stands beside a datagram.
+//! Ancillary data of `sendmsg` and `recvmsg`: what is passed beside a datagram.
 
 const WORD: usize = size_of::<usize>();
 const HEADER: usize = size_of::<libc::cmsghdr>();

@@ -1,4 +1,4 @@
-//! The IP and UDP headers that the engine writes and reads, and the kernel keeps for itself.
+//! The IP and UDP headers, which the engine writes and reads, and which the kernel does not pass on.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Contexts on addresses of this host, which are reached by memory that both ends share.
+//! Contexts on addresses of this host: frames to them go by shared memory ([`shm`](crate::shm)), not by the socket.
 
 use std::io;
 use std::net::IpAddr;

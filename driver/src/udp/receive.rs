@@ -1,4 +1,5 @@
-//! Datagrams in: several a call, each with many segments when the kernel has kept them together.
+//! Receiving datagrams: several with one call, each with many segments if the kernel has kept them together. A single
+//! datagram is received by `recvmsg`: the kernel needs less time for it than for `recvmmsg` (see `transmit.rs`).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,4 +1,8 @@
-//! What the kernel says of packets that came back as ICMP messages (the socket's error queue).
+//! What the kernel reports of packets that were answered by ICMP messages: the socket's error queue (IP_RECVERR).
+//!
+//! An ICMP message that quotes a MAD ends the request that the MAD is. With IP_RECVERR a socket refuses a packet to any
+//! address while its error queue has a report about another packet. So a sender that is refused takes the report from
+//! the queue and sends again.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,8 @@
-//! Opening sockets and asking them.
+//! Opening sockets, and asking them for their state.
+//!
+//! No ICMP message has an influence on the path MTU (`IP_PMTUDISC_PROBE`). To forge one, the two addresses are enough,
+//! and it would stop every full packet to that peer for ten minutes. What fits the MTU of the interface is sent,
+//! without fragmentation.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};

@@ -1,12 +1,20 @@
-//! Which socket of an address gets a packet.
+//! Which socket of an address receives a packet.
 //!
-//! All sockets on an address are one group of the kernel's (SO_REUSEPORT), in which a program of ours, which needs no privilege,
-//! chooses by the destination's queue pair number. Place 0 is the socket of QP1, the places behind it are slots ([`slots`]).
-//! While there is one process it gets everything, QP1 included, by one socket.
+//! All sockets of an address are one SO_REUSEPORT group of the kernel. A classic BPF program chooses among them by the
+//! destination QPN; it needs no privilege. Place 0 of the group is the socket of QP1, the places after it are the slots
+//! ([`slots`]). While only one context has the address, one socket receives everything, QP1 included.
 //!
-//! What the kernel puts together (UDP GRO), and what a sender in the same host has sent at once, goes to one socket, that of the
-//! first packet. So there is none of the former while there are several processes, and senders keep packets to odd queue pair
-//! numbers apart. All even numbers are those of slot 0. What a sender in the same machine has sent at once stays in one piece.
+//! The program sees only the first packet of those that a sender on the same host has sent at once (UDP GSO), and of
+//! those that the kernel has put together (UDP GRO). All of them go to the socket of the first one, so no packet for
+//! another socket may be among them. A sender must be able to tell this. So the QPNs of all slots but slot 0 are odd,
+//! the QPNs of slot 0 and of a context that is alone are even, and packets to different odd QPNs never leave in one
+//! send. (`rdma_rxe` and cards use both odd and even QPNs; neither of them looks at several packets at once.) Contexts
+//! that share an address do without aggregation: what the kernel puts together may be for several queue pairs.
+//!
+//! MADs are sent by a socket of their own on the same address and port, the first in the group. While several contexts
+//! have the address, it is also the socket of QP1. It is bound without SO_REUSEPORT, so of all that open an address at
+//! the same time only one gets it. SO_REUSEPORT is set afterwards and admits further sockets of the same
+//! user.
 //!
 //! [`slots`]: crate::slots
 

@@ -1,4 +1,17 @@
-//! Packets out: those of one size to one place leave as one send, which the kernel cuts up late.
+//! Sending packets: those of one size to one address leave in one send, which the kernel cuts into segments late.
+//!
+//! The packets of a send have the same size, except the last one, which may be shorter, and go to one address with the
+//! same marks. A send has at most 64 packets and 64 KiB. The packets are written so that the headers of each lie over
+//! the end of the packet before; these bytes are restored afterwards. So a send is one piece of memory. A send costs
+//! several microseconds whatever it contains. So none leaves that could still grow, and small packets to many queue
+//! pairs leave together. The first packet of a long WRITE is longer than the others by its RETH, so each message takes
+//! at least two sends (docs/decisions/13-trains.md).
+//!
+//! A single packet is sent by `sendto` and received by `recvmsg`. The kernel needs less time for these than for
+//! `sendmmsg` and `recvmmsg`: some 5 % of the round trip.
+//!
+//! No error that the kernel reports for a packet ends the context: no route, too large for the path, refused by a
+//! firewall. The packets are counted as `tx_dropped`, and the reason is logged once. The engine's retries do the rest.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,9 @@
-//! The verbs in software: the protocol engine over a packet driver.
+//! The verbs in software: the protocol engine over a packet driver; opening, a poll, the end.
+//!
+//! - `queue_pairs.rs`, `transitions.rs`, `queues.rs`, `memory.rs`, `datagrams.rs`, `connections.rs`, `events.rs`,
+//!   `port.rs`, `waiting.rs`, `metrics.rs`: the verbs, which check handles and arguments and then call the engine
+//! - `engine.rs`: demultiplexing, turns, timers: frames in, frames out
+//! - `next_hops.rs`: next hops that are being resolved, and what waits for them
 
 mod connections;
 mod datagrams;

@@ -1,4 +1,6 @@
-//! The end that asks: REQ out, REP or REJ in, RTU out.
+//! The requesting end: sends a REQ, receives a REP or REJ, sends an RTU.
+//!
+//! The next hop is found before the REQ leaves. So a REP moves the queue pair from INIT to RTS in the receive phase.
 
 use std::net::SocketAddr;
 

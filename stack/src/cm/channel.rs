@@ -1,4 +1,4 @@
-//! Where the events of connections wait to be read.
+//! Where the events of connections wait until they are read.
 
 use std::collections::VecDeque;
 use std::io;

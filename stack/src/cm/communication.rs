@@ -1,4 +1,8 @@
 //! One exchange with a peer, from its request to its end.
+//!
+//! `PATIENCE_MAX`, two minutes, is all that one end can make the other wait: a request for the application's answer,
+//! and, with MRAs, a REQ or REP for the peer's answer, however often and for how long MRAs ask. What an application
+//! itself chooses (`cm_timeout`, `cm_retries`) may be longer.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! The end of a connection: DREQ and DREP, and the time until late packets are gone.
+//!
+//! A DREQ for an id that does not exist is answered by a DREP. Otherwise a peer whose first DREP was lost would repeat
+//! its DREQ for a minute.
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{CmBody, Drep, Dreq, RejectReason};

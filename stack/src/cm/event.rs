@@ -1,4 +1,4 @@
-//! What the connection manager tells the application.
+//! What the connection manager reports to the application.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,9 @@
-//! The general service interface: queue pair 1, a UD queue pair that sends and takes MADs.
+//! The general service interface: queue pair 1, a UD queue pair that sends and receives MADs.
+//!
+//! QP1 is not a queue pair of the slab. A packet for it is found where no ordinary queue pair is, and its MADs wait in
+//! a short queue that the transmit phase empties first. A context has neither QP1 nor a connection manager until the
+//! application listens, connects or searches; before that, packets for QP1 are dropped as packets for an unknown queue
+//! pair.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,11 @@
-//! The end that is asked: REQ in, REP or REJ out, RTU in.
+//! The end that is asked: receives a REQ, sends a REP or REJ, receives an RTU.
+//!
+//! The queue pair receives from `accept` on. It goes to RTS with the RTU, or with the first packet, which has the same
+//! meaning (`CommEst`).
+//!
+//! A REQ for a queue pair number of the peer that has a connection is stale (REJ 10). It ends this connection only if
+//! its queue pair here is dead already (in ERR, or gone). Linux always ends it; then anybody who can forge a source
+//! address could end a connection.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 

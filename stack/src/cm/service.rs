@@ -1,4 +1,6 @@
 //! Datagram services: SIDR, which finds the queue pair behind a port.
+//!
+//! An answered search is forgotten at once, as in Linux. A requester whose answer was lost asks anew.
 
 use std::net::SocketAddr;
 

@@ -1,3 +1,5 @@
+//! Which handle gets the completions of a completion queue.
+
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex};

@@ -1,3 +1,10 @@
+//! The runner's side of a handle.
+//!
+//! Nothing is lost when a ring is full. For a full ring of commands the handle returns `Error::QueueFull`. If the ring
+//! of deliveries is full, completions stay in their queues, which take turns as room becomes free. A command whose
+//! delivery finds no room holds up the commands behind it. Meanwhile a thread in `call` takes deliveries off the ring
+//! and keeps them: it would wait for itself otherwise.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;

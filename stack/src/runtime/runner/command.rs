@@ -1,4 +1,10 @@
-//! What goes through the rings.
+//! What goes through the rings of a handle.
+//!
+//! A handle has two single-producer rings of rtrb: commands to the runner, and deliveries back. Each thread has rings
+//! of its own, so no two producers share one. A command holds a work request with up to 4 SGEs or 96 bytes of inline
+//! data, or a boxed closure that is called with the context (`call`). All commands go through one ring, so they are
+//! carried out in the order of posting. The error of a command comes back as a delivery (`Delivery::Refused`), like a
+//! completion.
 
 use ferroce_driver::Memory;
 

@@ -1,3 +1,8 @@
+//! The handle by which a thread reaches a runner.
+//!
+//! Memory belongs to the context. With `Context::exchange` a buffer belongs to one side at a time, by move. Both sides
+//! sharing the bytes themselves would be a data race in Rust, whatever the verbs allow.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};

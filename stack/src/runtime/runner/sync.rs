@@ -1,4 +1,4 @@
-//! What [`wakeup`](super::wakeup) is made of. `stack/loom` compiles that file with loom's instead.
+//! The atomics and locks of [`wakeup`](super::wakeup). `stack/loom` compiles that file with those of loom.
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, fence};
 pub(super) use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};

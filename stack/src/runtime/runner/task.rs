@@ -1,4 +1,4 @@
-//! A handle in an asynchronous task, of any executor.
+//! A handle in an asynchronous task, with any executor.
 
 use std::future::poll_fn;
 use std::pin::Pin;

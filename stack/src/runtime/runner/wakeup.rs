@@ -1,11 +1,16 @@
-//! How a runner and its handles sleep and wake each other, without a lock on the way of what goes through
-//! their rings; and how all learn of the end.
+//! How a runner and its handles sleep and wake each other, with no lock on the path through their rings, and how all of
+//! them learn of the end.
 //!
-//! Whoever is about to sleep says so, fences, and looks once more at what it waits for. Whoever has done
-//! something fences, and looks whether the other one sleeps. Of the two looks, one sees the other's store.
+//! Before the runner blocks it stores that it sleeps, executes a fence, and looks at every ring once more. A thread
+//! that posts executes a fence and looks whether the runner sleeps. So one of the two sees the store of the other, and
+//! a runner that does not sleep costs the posting threads no system call. `PacketDriver::waker` ends the runner's wait:
+//! an eventfd, beside the descriptors of AF_XDP and UDP sockets, and with loopback. The way back is the same, with a
+//! condition variable for threads that wait for deliveries, and with the waker of a task (`task.rs`).
 //!
-//! `stack/loom` compiles this file with loom's atomics and runs it against a stub of the rings in every
-//! order that the memory model allows, also without each of the fences.
+//! `./do loom` (`stack/loom`) compiles this file with loom's atomics and runs it against a stub of the rings in every
+//! order that the memory model allows. It also runs it without each of the four fences, and these runs must fail. (It
+//! found a lost wake-up: a handle cleared the runner's mark that it is stalled before the handle had made room, while
+//! the runner was not yet asleep.)
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
