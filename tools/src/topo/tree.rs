@@ -1,4 +1,5 @@
-//! The devices of a NUMA node as a tree: host bridge, bridges, devices. A bridge with a single child is merged with it.
+//! The devices of a NUMA node as a tree: host bridge, bridges, devices. A bridge whose only child is a bridge is merged
+//! with it.
 
 use std::collections::BTreeMap;
 
