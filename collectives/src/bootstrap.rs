@@ -1,4 +1,7 @@
 //! How the ranks find each other.
+//!
+//! - `bootstrap/launcher.rs`: the variables that launchers set
+//! - `bootstrap/unique_id.rs`: the number of a job
 
 mod launcher;
 mod unique_id;

@@ -1,12 +1,14 @@
-//! A channel: messages to and from one peer, in order, under credits, over a queue pair for each rail.
+//! A channel: messages to and from one peer, in order, under credits, over a queue pair for each rail
+//! (`channel/path.rs`).
 //!
-//! Each end has a ring in which short messages of the other arrive, and, once something that is combined is longer,
-//! staging memory. The sender gives out both, and a message more only while fewer than [`Limits::depth`] are not taken, so there is
-//! never an RNR NAK. How many messages have been taken travels in every header, and as a message of its own where there is no
-//! other. Short messages are copied into a mirror of the peer's ring before they are sent: what they were copied from may
-//! change at once, and nobody waits for the ACK.
+//! Each end has a ring into which the other end writes short messages and, if operations combine longer data, staging
+//! memory. The sender allocates space in both, and sends another message only while fewer than [`Limits::depth`] have
+//! not been taken, so no RNR NAK arises. The number of messages taken is in every header, and in a message of its own
+//! if there is no other. Short messages are copied into a mirror of the peer's ring before they are sent: their source
+//! may change at once, and nobody waits for the ACK.
 //!
-//! Each message goes by the rail that is likely to be done with it first. They are numbered, and taken in that order.
+//! Each message goes by the rail that is likely to complete it first. Messages are numbered, and taken in the order of
+//! their numbers.
 
 pub(crate) mod message;
 mod path;

@@ -1,4 +1,4 @@
-//! Which algorithm carries out an operation: a model of what each costs, with measured latencies and bandwidths.
+//! The choice of an algorithm for an operation: a cost model with measured latencies and bandwidths.
 
 use std::fmt;
 use std::time::Duration;

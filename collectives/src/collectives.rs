@@ -1,4 +1,4 @@
-//! The communicators of one process on one context.
+//! The communicators of one process, its ports (`ports.rs`: a context for each rail) and its buffers.
 
 mod buffers;
 mod joining;

@@ -1,5 +1,7 @@
-//! Copies and reductions of memory of any kind: by the CPU in place, by a GPU of its own memory, or of a GPU's memory by way of the
-//! host's.
+//! Copies and reductions of memory of any kind: by the CPU in place, by a GPU in its own memory, or on a GPU's memory
+//! by way of host memory.
+//!
+//! `execution.rs` waits for the completion of a device's work while it continues with other steps.
 
 use std::collections::HashSet;
 use std::sync::Arc;

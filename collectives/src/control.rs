@@ -1,5 +1,8 @@
-//! Control messages between any two ranks: datagrams of an unreliable queue pair, so that they need no connection and reach a
-//! rank whose connections have failed. Whoever needs an answer asks again.
+//! Control messages between any two ranks, by which they connect, ping, abort, and agree on which ranks are gone
+//! (`shrink.rs`).
+//!
+//! They are datagrams of an unreliable queue pair, so they need no connection and reach a rank whose connections have
+//! failed. A rank that needs an answer repeats its message.
 
 use std::collections::HashMap;
 

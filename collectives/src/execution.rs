@@ -1,4 +1,6 @@
-//! One operation under way: a schedule, carried out on channels and memory.
+//! One operation under way: carries out a schedule (`schedule.rs`) on channels (`channel.rs`) and memory.
+//!
+//! The order of additions is fixed; `manual.rs` documents it.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What goes a slower way than it might: an event with its reason, in the log and among the metrics of the context.
+//! Operations that go a slower way than they might: each is an event with its reason, in the log and among the metrics
+//! of the context.
 
 use ferroce::{Context, ProgramCounter};
 use tracing::{info, warn};

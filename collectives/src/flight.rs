@@ -1,9 +1,9 @@
-//! The flight recorder: what the communicators of a process have done last, in memory that others can read while the process works,
-//! hangs or is stopped.
+//! The flight recorder: the last operations of the communicators of a process, in memory that others can read while the
+//! process works, hangs or is stopped.
 //!
-//! Each [`Collectives`](crate::Collectives) has one. It costs some stores an operation. `ferroce flight` shows the recordings of
-//! this host's processes, or those in files, as one; `ferroce stat` counts from them. [`FlightRecorder::dump`] makes a file, and so
-//! does every communicator that fails, where [`FOLDER`] names a directory.
+//! Each [`Collectives`](crate::Collectives) has one. It costs some stores per operation. `ferroce flight` merges and
+//! shows the recordings of this host's processes, or those in files; `ferroce stat` counts from them.
+//! [`FlightRecorder::dump`] writes a file, and so does every communicator that fails, if [`FOLDER`] names a directory.
 
 mod diagnosis;
 mod layout;

@@ -1,4 +1,16 @@
-//! One communicator: its ranks, channels to them, operations under way, and what becomes of it when one fails.
+//! One communicator: its ranks, channels to them, operations under way, and its failure.
+//!
+//! - `group/calls.rs`: begins what the program calls
+//! - `group/plans.rs`: keeps 64 operations with their schedules
+//! - `group/peers.rs`: talks to the other ranks
+//! - `group/on_memory.rs`: operations on memory that all ranks have mapped
+//! - `group/membership.rs`: joining and leaving
+//! - `group/failure.rs`: notices which ranks are gone
+//! - `group/rails.rs`: continues without a failed rail
+//!
+//! An operation is data (`operation.rs`). The cost model (`choice.rs`) chooses its algorithm, whose schedule
+//! (`schedule.rs`) is carried out by `execution.rs` on channels, or without packets on memory that the ranks of a host
+//! have mapped (`mapped.rs`). docs/decisions/14-collectives.md has the reasons.
 
 mod calls;
 mod failure;

@@ -1,12 +1,14 @@
-//! Operations of ranks of one host on memory that all of them have mapped: without packets, each element read and written once.
+//! Operations of ranks of one host on memory that all of them have mapped (`driver::segment`): without packets, each
+//! element is read and written once.
 //!
-//! Each rank shows that it has begun and where its elements are, waits until all have, does its part, shows that it has ended
-//! and waits until all have. Elements that are few are shown with the operation: nobody waits for the end then. A rank whose memory
-//! the others can't map copies it to memory that they can.
+//! Each rank publishes on a board (`mapped/board.rs`) that it has begun and where its elements are, waits until all
+//! have, does its part, publishes that it has ended, and waits until all have. If there are few elements, they are
+//! published with the operation; then nobody waits for the end. A rank whose memory the others can't map copies it to
+//! memory that they can.
 //!
-//! Reductions of more are of a block of the elements by each rank, in the order of the ranks, that the others copy once all have
-//! reduced. So a rank writes to memory of its own alone: one that others hold for gone and that goes on later harms nobody. What
-//! was read is taken for elements only if no rank had failed or left before that.
+//! In longer reductions each rank reduces one block of the elements, in the order of the ranks, and the others copy the
+//! block when all ranks have reduced theirs. So a rank writes only to its own memory: a rank that the others consider
+//! gone and that continues later does no harm. What was read is used only if no rank had failed or left before that.
 
 mod board;
 mod host;

@@ -1,4 +1,4 @@
-//! Memory of channels and operations.
+//! The memory of channels and operations.
 
 use std::time::Duration;
 

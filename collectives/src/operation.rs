@@ -1,4 +1,4 @@
-//! What ranks do together, as data.
+//! Operations, as data.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! The ports of a process, its rails: a context each. What is done with memory is done on the first; the others know the same memory
-//! at the same addresses, under keys of their own.
+//! The ports of a process, its rails: a context for each. Operations on memory use the first; the other contexts have
+//! the same memory registered at the same addresses, with keys of their own.
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};

@@ -1,5 +1,10 @@
-//! The bootstrap: rank 0 collects one [`Card`] of every rank and gives all to all, in the frames of
-//! `rendezvous/frame.rs`. Nothing is waited for without a deadline.
+//! The rendezvous: a TCP exchange in which rank 0 collects one [`Card`] of every rank and sends all cards to all, in
+//! the frames of `rendezvous/frame.rs`. Every wait has a deadline.
+//!
+//! - Connections of others than ranks delay a rank for a moment and never end the job (`rendezvous/lobby.rs`), unless
+//!   they speak the protocol and take a rank: nothing is authenticated.
+//! - A rank whose connection breaks before it was answered connects again until its deadline.
+//! - A hello has the number of the job, so that ranks of two jobs do not mix (`bootstrap/unique_id.rs`).
 
 mod frame;
 #[cfg(fuzzing)]

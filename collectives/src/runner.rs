@@ -1,4 +1,4 @@
-//! Collectives on a thread of their own, and what other threads reach them through.
+//! Collectives on a thread of their own, and the handles by which other threads reach them.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,15 +1,15 @@
 //! What each rank sends, receives and reduces in an operation: pure arithmetic, without IO and without time.
 //!
 //! A [`Schedule`] is one rank's part: a list of [`Step`]s over the operation's input, its output, and scratch memory.
-//! Steps towards one peer, and from one peer, happen in the order of the list; for the rest a step begins as soon as the steps
-//! that it must come after are done. The lists of two ranks agree: what one sends to the other is what that one receives, in
-//! number, order, length and way.
+//! Steps towards one peer, and from one peer, happen in the order of the list; any other step begins when the steps
+//! that it must come after are done. The lists of two ranks agree: what one sends to the other is what that one
+//! receives, in number, order, length and way.
 //!
-//! A step that receives comes in two forms. What is reduced, and what is short, arrives in memory of the channel and is an
-//! operand of a [`Step::Combine`]. What is long and only moved is written to its place by the sender ([`Step::Land`]).
+//! A step that receives has two forms. Data that is reduced, and short data, arrives in memory of the channel and is an
+//! operand of a [`Step::Combine`]. Long data that is only moved is written to its place by the sender ([`Step::Land`]).
 //!
-//! The algorithms are in files of their own. They list steps as a program would carry them out one by one; what must come
-//! after what is found from the elements that the steps read and write ([`Builder`]).
+//! Each algorithm has a file of its own. It lists steps as a program would carry them out one by one; the order that is
+//! necessary follows from the elements that the steps read and write ([`Builder`], in `schedule/builder.rs`).
 
 mod builder;
 mod direct;

@@ -1,9 +1,10 @@
-//! How ranks agree on who is gone: pure, with time and messages given from outside.
+//! How ranks agree on which ranks are gone: pure, with time and messages as inputs.
 //!
-//! The least rank that is not known to be gone decides, once all others that answer have said whom they miss. It tells them, again
-//! and again until each has said that it knows. If it goes before that, the next one asks all: whoever has been told tells
-//! it, and that decision stands. A rank that does not answer for the patience is gone; between halves of a network that do
-//! not hear each other, each half holds the other one for gone.
+//! The lowest rank that is not known to be gone decides, when all others that answer have said which ranks they miss.
+//! It repeats the decision until each of them has said that it knows. If it fails before that, the next rank asks all:
+//! a rank that was told the decision reports it, and that decision stands. A rank that does not answer within the
+//! patience is gone. If the network is divided and the parts do not hear each other, each part considers the other one
+//! gone.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Objects by small handles that are of no use any more when the object is gone.
+//! Objects by small handles, which become invalid when the object is removed.
 
 /// Names an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,9 @@
-//! Where the ranks of a host belong: which network card (NIC) each GPU uses, in which order ranks are numbered, and what is placed
-//! so that it costs.
+//! Where the ranks of a host belong: which network card (NIC) each GPU uses, in which order ranks are numbered, and
+//! which placements have a cost.
 //!
-//! It is arithmetic over [`Topology`]: of this machine, or a recorded one. Nothing is measured.
-//! `ferroce topo` prints it. Nothing in the collectives follows it by itself, for a rank opens the device that it is told, and its number
-//! comes from the launcher.
+//! It is arithmetic over [`Topology`]: of this machine, or a recorded one. Nothing is measured. `ferroce topo` prints
+//! it. The collectives do not use it by themselves: a rank opens the device that it is told, and its number comes from
+//! the launcher.
 //!
 //! ```
 //! use ferroce_collectives::ferroce::driver::topology::Topology;
@@ -22,14 +22,15 @@
 //!
 //! # Rules
 //!
-//! - **Ranks** are the GPUs; on a host without one, the NICs.
-//! - **NICs** that count are up (or do not tell), carry Ethernet, are at a PCI bus or have an RNIC, and have at least a quarter of the
-//!   rate of the fastest: what is slower is for management. Of a card and its virtual functions the card counts.
-//! - **The NIC of a GPU** is the nearest ([`Distance`], then the firmware's distance of NUMA nodes).
-//!   Of equals it is the one with the fewest GPUs, then the first. GPUs with the least choice come first.
-//! - **Ranks are numbered along a ring** that crosses sockets as rarely as can be, and then is as short as can be: found exactly for up
-//!   to 12 ranks, for more from each rank to the nearest that is left. [`Algorithm::Ring`](crate::Algorithm::Ring) goes from
-//!   rank to rank in the order of their numbers.
+//! - **Ranks** are the GPUs; on a host without GPUs, the NICs.
+//! - **NICs** count if they are up (or do not tell), carry Ethernet, are at a PCI bus or have an RNIC, and have at
+//!   least a quarter of the rate of the fastest; slower ones are for management. Of a card and its virtual functions
+//!   the card counts.
+//! - **The NIC of a GPU** is the nearest ([`Distance`], then the firmware's distance of NUMA nodes). Of several nearest
+//!   ones it is the one with the fewest GPUs, then the first. GPUs with the least choice come first.
+//! - **Ranks are numbered along a ring** that crosses sockets as rarely as possible, and then is as short as possible:
+//!   found exactly for up to 12 ranks, for more from each rank to the nearest that is left.
+//!   [`Algorithm::Ring`](crate::Algorithm::Ring) goes from rank to rank in the order of their numbers.
 //! - **Trees** are those of [`Algorithm::Tree`](crate::Algorithm::Tree) over ranks of these numbers.
 //! - **A rail** is a NIC that ranks use: the first of each host together are rail 0, and so on.
 

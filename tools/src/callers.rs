@@ -1,7 +1,8 @@
-//! Whoever asks a server of rdma_cm's programs for a connection, or for its datagram service.
+//! Requests to a server that speaks the protocol of rdma_cm's programs: for a connection, or for its datagram service.
 //!
-//! A request is one packet, which anybody can write under anybody's address. One that comes to nothing neither
-//! ends the server nor keeps its client waiting.
+//! A request is one packet, which anybody can send under any source address. Several requests are handled at a time,
+//! and any of them may fail. Each gets a queue pair of its own; the first one that is connected is the client. A
+//! request that fails neither ends the server nor delays its client.
 
 use std::net::SocketAddr;
 

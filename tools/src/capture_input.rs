@@ -1,4 +1,5 @@
-//! Where a capture is read from: a file, or standard input, compressed by gzip or not.
+//! The input of `dissect` and `replay`: a capture from a file or from standard input (a pipe), compressed by gzip or
+//! not.
 
 use std::fs::{File, Metadata};
 use std::io::{self, BufReader, Cursor, ErrorKind, IsTerminal, Read};

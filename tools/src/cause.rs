@@ -1,4 +1,4 @@
-//! Why work failed: which end refused it, and what this end's queue pairs and counters say of the cause.
+//! The cause of failed work: which end refused it, and what this end's queue pairs and counters say of the cause.
 
 use std::time::Duration;
 

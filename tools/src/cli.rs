@@ -1,4 +1,6 @@
-//! The whole command line: for `main`, for man pages and for completions.
+//! The whole command line, for `main`, for man pages and for completions.
+//!
+//! `examples/manual.rs` makes man pages and shell completions from it.
 
 use clap::Parser;
 

@@ -1,4 +1,10 @@
 //! `ferroce collective`: time and bandwidth of collective operations, in the manner of nccl-tests.
+//!
+//! - `launch.rs`: starts ranks of this program, and watches them
+//! - `rank.rs`, `rails.rs`, `signals.rs`: the work of a rank, its devices, its signals
+//! - `pattern.rs`: the operation: from which rank each element comes
+//! - `values.rs`: the inputs, and the expected outputs
+//! - `report.rs`, `plot.rs`: the results, and a chart
 
 mod launch;
 mod pattern;

@@ -1,4 +1,4 @@
-//! Congestion control as the commands that move data take it.
+//! The options of congestion control, for all commands that move data.
 
 use std::str::FromStr;
 

@@ -1,4 +1,5 @@
-//! A message of a control connection: JSON, after its length as a big-endian `u32` of at most 64 KiB.
+//! The framing of messages on a control connection, for `perf` and `doctor`: JSON, preceded by its length as a
+//! big-endian `u32` of at most 64 KiB.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! `ferroce devinfo`: what there is to work with, and what is missing for the faster modes.
+//! `ferroce devinfo`: the devices of this machine, and what is missing for the faster modes.
 
 mod card_congestion;
 mod choice;

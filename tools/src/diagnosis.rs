@@ -1,4 +1,4 @@
-//! What probably made an ICRC wrong.
+//! The probable cause of a wrong ICRC, for `dissect` and `doctor`.
 
 mod crc;
 

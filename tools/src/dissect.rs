@@ -1,4 +1,12 @@
-//! `ferroce dissect`: what is in a capture, packet by packet and in sum.
+//! `ferroce dissect`: the contents of a capture, packet by packet and as a summary.
+//!
+//! - `layers.rs`, `tunnel.rs`, `unopened.rs`: from the frame to the transport header; tunnels; frames without a known
+//!   RoCE packet
+//! - `segments.rs`: captures recorded before segmentation offload, for `replay` too
+//! - `record.rs`, `json.rs`: a packet as a line of text; as JSON
+//! - `cm.rs`: messages of the connection manager
+//! - `psn.rs`, `queue_pairs.rs`: gaps in PSNs; the selection by `--qp`
+//! - `summary.rs`: the summary of the capture, its flows and queue pairs
 
 mod cm;
 mod json;

@@ -1,4 +1,24 @@
-//! `ferroce doctor`: what stands between two ends, and what to do about it.
+//! `ferroce doctor`: what prevents RoCE traffic between two hosts, and what to do about it.
+//!
+//! The doctor has no engine on its port. A probe is a UD packet of known contents to a queue pair number that nobody
+//! uses; the end that receives it compares it with what it was told to expect.
+//!
+//! - `local.rs`, `port.rs`: what is known without a packet: interface, GID, route; pause frames, PFC and traffic
+//!   classes
+//! - `probe_port.rs`, `probe.rs`: the port; the probes and how they arrive
+//! - `control.rs`, `message.rs`: the control connection; its messages
+//! - `far.rs`: the far end
+//! - `path.rs`: what the probes of one direction show
+//! - `alone.rs`, `question.rs`, `echo.rs`: a peer that runs no doctor; the request to its connection manager; ICMP echo
+//! - `occupants.rs`, `passive.rs`, `live.rs`, `symptom.rs`: the check while another program has the port
+//! - `report.rs`: the report
+//!
+//! Probes leave in pairs, with a pause of 2 ms after each pair. Each is sent 31 times. Its payload has its position
+//! among all of them, which distinguishes copies and late packets from the others.
+//!
+//! One round may not distinguish random loss from loss that depends on size or class. If some copies of a probe are
+//! lost and others are not, all are sent again, up to six times in each direction or for 5 s. A missing probe is
+//! attributed to its class only if chance does not explain it.
 
 mod alone;
 mod control;

@@ -1,4 +1,4 @@
-//! Where a port puts packets of a DSCP.
+//! The priority and traffic class that a port gives packets of a DSCP.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! One end of a measurement: an opened device with its context, driven by the calling thread.
+//! One end of a measurement: an open device with its context, driven by the calling thread. All commands open a port
+//! and connect queue pairs by it.
 
 use std::io;
 use std::net::SocketAddr;

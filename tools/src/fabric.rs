@@ -1,4 +1,22 @@
-//! `ferroce fabric`: what congestion control, ECN and PFC do in a fabric of switches, with the engine that is on the wire.
+//! `ferroce fabric`: what congestion control, ECN and PFC do in a fabric of switches, with the engine that is on the
+//! wire.
+//!
+//! A `Description` (a scenario, or a TOML file, changed by options) becomes a `Plan`, which is pure data, and a `Plan`
+//! becomes an `Outcome`.
+//!
+//! - `description.rs`, `scenario.rs`, `file.rs`, `options.rs`: the description; where it comes from
+//! - `compile.rs`, `expansion.rs`, `traffic.rs`, `sizes.rs`, `chance.rs`: from description to plan; every value is
+//!   checked
+//! - `plan.rs`: the plan
+//! - `world.rs`, `host.rs`, `wakes.rs`, `watch.rs`: a run of the plan
+//! - `outcome.rs`, `measure.rs`, `ways.rs`: the outcome, and the numbers computed from it
+//! - `compare.rs`, `campaign.rs`: comparisons of settings; runs over several cores
+//! - `effect.rs`, `memory.rs`: options that change nothing; what the switches can store
+//! - `report.rs`, `heading.rs`, `json.rs`, `plot.rs`, `capture.rs`: the output
+//! - `wrong.rs`: an invalid value
+//! - `allreduce.rs`, `allreduce/`: collectives in place of flows
+//!
+//! `--describe` prints the description of a scenario, so a file can express everything that a scenario can.
 
 mod allreduce;
 mod campaign;

@@ -1,4 +1,4 @@
-//! How a command ends when it does not end well.
+//! The failures of a command, and the exit statuses: 0 success, 1 failed, 2 wrong usage, 130 interrupted.
 
 use std::io;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `ferroce flight`: what the ranks of communicators have done last, from their flight recorders.
+//! `ferroce flight`: the last operations of the ranks of communicators, from their flight recorders.
 
 mod merged;
 mod report;

@@ -1,4 +1,5 @@
-//! The peer that a command line names: an address, or a name that the system's resolver knows.
+//! The peer that a command line names: an address, or a name that the system's resolver knows. Of several addresses,
+//! those of the device's IP version are preferred.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

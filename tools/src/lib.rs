@@ -1,11 +1,11 @@
-//! What the `ferroce` command does, as a library: for its `main`, for tests and fuzz targets, and for commands to
-//! come that put its parts together.
+//! The `ferroce` command as a library: for its `main`, for tests and fuzz targets, and for further commands that reuse
+//! its parts.
 //!
-//! Each sub-command is a module with its arguments (`Args`, which [clap](https://docs.rs/clap) reads) and `run`, which
-//! prints what came of it on standard output and returns the exit status. What keeps a command from its work is a
-//! [`Failure`], which knows the exit status too. Beside them is what a peer's bytes mean, apart from sockets:
+//! Each sub-command is a public module with its arguments (`Args`, which [clap](https://docs.rs/clap) reads) and `run`,
+//! which prints the result on standard output and returns the exit status. A failure is a [`Failure`], which has the
+//! exit status too. The parsing of a peer's bytes is separate from sockets, so that the fuzzer reaches it:
 //! [`control_message`] with [`doctor::message`] and [`perf::message`], [`perf::plan`], [`perf::perftest::message`] and
-//! [`pingpong::destination`].
+//! [`pingpong::destination`]; for collectives it is `collectives/src/rendezvous/frame.rs`.
 //!
 //! ```
 //! use clap::Parser;
@@ -21,6 +21,25 @@
 //! assert_eq!(cli.command.name(), "pingpong");
 //! assert!(cli.command.run().is_ok());
 //! ```
+//!
+//! # Files
+//!
+//! Beside the sub-commands:
+//!
+//! - `main.rs`: reads the arguments, sets up the log, and ends the process with the exit status
+//! - `cli.rs`, `command.rs`: the command line; the sub-commands by name
+//! - `endpoint.rs`: opens a port and connects queue pairs, for all sub-commands
+//! - `selftest.rs`: both ends of a measurement in one process
+//! - `failure.rs`, `cause.rs`: exit statuses; the cause of failed work
+//! - `output.rs`, `progress.rs`: standard output, standard error, `--json`; progress of a measurement
+//! - `quantity.rs`: sizes, times and rates as text
+//! - `host.rs`, `role.rs`: the peer's address; the roles of an rdma_cm program
+//! - `tcp.rs`, `control_message.rs`: TCP connections of the two ends; their framing
+//! - `serving.rs`: a server that serves its clients one by one
+//! - `visitors.rs`, `callers.rs`: who connects to a server by TCP; who connects by the connection manager
+//! - `capture_input.rs`, `diagnosis.rs`: reading captures; the cause of a wrong ICRC
+//! - `congestion.rs`, `memory.rs`, `dscp.rs`: options of congestion control; `--memory`; traffic classes of a port
+//! - `netns.rs`, `process.rs`: network namespaces of ranks; other processes of the host
 
 mod callers;
 mod capture_input;

@@ -1,4 +1,5 @@
-//! The `ferroce` command: its arguments, its log, and its exit status. What it does is in `ferroce_tools`.
+//! The `ferroce` command: reads the arguments, sets up the log, and ends the process with the exit status. The work is
+//! done in `ferroce_tools`.
 
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};

@@ -1,4 +1,4 @@
-//! `--memory`: whose memory is sent and received.
+//! `--memory`: the kind of memory that is sent and received.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Network namespaces of ranks that run on one machine, joined by a bridge.
+//! Network namespaces for ranks on one machine, joined by a bridge.
 
 use std::fs;
 use std::io;

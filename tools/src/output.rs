@@ -1,7 +1,8 @@
-//! Standard output and standard error, either of which can be a full disk or a pipe that nobody reads any more.
+//! Standard output and standard error, each of which can be a full disk or a closed pipe. This module also has the one
+//! rule of `--json`.
 //!
-//! A report that can't be written is a failure. A reader that closes its pipe has had enough: the rest is not written,
-//! and the exit status is that of the work. What goes to standard error is help for people, so a failure to write it
+//! A report that can't be written is a failure. If the reader closes its pipe, the rest is not written, and the exit
+//! status is that of the work. Progress and other messages for people go to standard error; a failure to write them
 //! changes nothing.
 
 use std::fmt::Arguments;

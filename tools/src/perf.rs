@@ -1,4 +1,26 @@
 //! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
+//!
+//! - `plan.rs`: what is measured; both ends agree on it before the first packet
+//! - `client.rs`, `server.rs`: the two ends
+//! - `session.rs`, `session/`: queue pairs, memory and the poll loop, for both ends and both protocols
+//! - `control.rs`, `message.rs`: ferroce's own control protocol
+//! - `perftest.rs`, `perftest/`: the protocol of perftest
+//! - `account.rs`, `report.rs`: what is counted; the report
+//! - `pattern.rs`: the bytes that are sent and compared
+//! - `compare.rs`: one measurement over two devices
+//!
+//! Both protocols use the same TCP port. The first bytes of a client are a version in perftest and a greeting in
+//! ferroce, so a server recognizes either. A server of perftest waits for 16 bytes before it sends anything, so a
+//! client has to be told (`--perftest`).
+//!
+//! A client uses the GID of the local address of its TCP connection, if the device has it.
+//!
+//! If the server sends more than it receives (`Plan::pours`), it sends only to the address from which the TCP
+//! connection comes, unless that is a loopback address of this machine or `--any-gid` is given. The GID is only the
+//! client's claim, and whoever knows queue pair number and PSN can send acknowledgements and READs under any source
+//! address.
+//!
+//! `--core` pins the poll loop (core_affinity).
 
 mod account;
 mod client;

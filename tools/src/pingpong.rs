@@ -1,5 +1,10 @@
-//! `ferroce pingpong`: `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong` on ferroce's stack. Either
-//! end can be the real one.
+//! `ferroce pingpong`: `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong` on ferroce's stack. Each end can also
+//! be the original program.
+//!
+//! - `pingpong/destination.rs`: the 52 bytes that the programs exchange
+//! - `pingpong/exchange.rs`: their exchange over TCP
+//!
+//! `--core` pins the poll loop (core_affinity).
 
 pub mod destination;
 mod exchange;

@@ -1,4 +1,4 @@
-//! A line now and then while a measurement lasts.
+//! The progress of a long measurement, as a line from time to time.
 
 use std::time::Duration;
 

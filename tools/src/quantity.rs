@@ -1,4 +1,4 @@
-//! Sizes, times and rates as people type them, on the command line and in files.
+//! Parsing of sizes, times and rates, on the command line and in files.
 //!
 //! The units of sizes are those of GNU's dd: KB is 1000 bytes; K, k and KiB are 1024, as in perftest and iperf.
 

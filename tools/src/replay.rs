@@ -1,4 +1,35 @@
-//! `ferroce replay`: a capture against the rules, and against the engine in the place of either end.
+//! `ferroce replay`: checks a capture against the rules, and runs the engine in the place of either end.
+//!
+//! Reading and understanding a capture:
+//!
+//! - `capture.rs`, `packet.rs`: the file; a packet with its time
+//! - `pairing.rs`, `given.rs`: the two directions of a connection; `--pair`
+//! - `renewal.rs`: where one connection ends and the next one begins
+//! - `conversation.rs`: a connection, its packets with PSNs that do not wrap
+//! - `numbering.rs`: which hosts number their IPv4 packets
+//! - `message.rs`: work requests, put together from packets
+//! - `answers.rs`: answers by PSN
+//! - `coverage.rs`: which packets are judged and played
+//!
+//! Judging:
+//!
+//! - `rule.rs`: the rules
+//! - `judge.rs`, `judge/`: an end of a connection against the rules
+//! - `exchange.rs`: the connection manager
+//! - `congestion.rs`, `congestion/`: rates; `sample.rs` is a packet as far as a rate needs it
+//!
+//! Playing:
+//!
+//! - `place.rs`: which engine takes whose place
+//! - `play.rs`, `lane.rs`, `lane/`: the engine over a loopback port in virtual time; one of its queue pairs
+//! - `recorded.rs`, `memory.rs`: the attributes and the memory of the recorded end
+//! - `translation.rs`: the engine's queue pair numbers and keys in recorded packets
+//! - `compare.rs`: the engine's packets compared with the recorded ones
+//!
+//! Output: `progress.rs`, `report.rs`.
+//!
+//! A packet that arrived and was lost after the recording point is recognized by what is requested again (a sequence
+//! error NAK, a READ that continues). The engine does not get it either.
 
 mod answers;
 mod capture;

@@ -1,4 +1,4 @@
-//! The two roles of a program of rdma_cm, of which this process plays one, or both over the loopback driver.
+//! The two roles of an rdma_cm program. This process has one of them, or both over the loopback driver.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! `ferroce rping`: rdma_cm's `rping` on ferroce's stack. Either end can be the real one.
+//! `ferroce rping`: rdma_cm's `rping` on ferroce's stack. Each end can also be the original program.
 
 mod advertisement;
 

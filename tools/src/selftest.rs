@@ -1,4 +1,4 @@
-//! Both ends of a measurement in this process, over the loopback driver.
+//! Both ends of a measurement in one process, over the loopback driver.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;

@@ -1,4 +1,7 @@
-//! A server that takes its clients one by one.
+//! A server that serves its clients one by one.
+//!
+//! While it serves a client it does not listen, so another client is refused at once. A signal while there is no client
+//! ends the server with exit status 0.
 
 use std::thread;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The TCP connections beside a measurement, over which its ends find each other.
+//! The TCP connections by which the ends of a measurement find each other.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};

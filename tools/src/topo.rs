@@ -1,4 +1,4 @@
-//! `ferroce topo`: what a host is made of, where its ranks belong, and what is placed so that it costs.
+//! `ferroce topo`: the topology of a host, the placement of its ranks, and what is placed badly.
 
 mod report;
 mod svg;

@@ -1,4 +1,4 @@
-//! `ferroce ucmatose`: rdma_cm's `ucmatose` on ferroce's stack. Either end can be the real one.
+//! `ferroce ucmatose`: rdma_cm's `ucmatose` on ferroce's stack. Each end can also be the original program.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;

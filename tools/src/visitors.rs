@@ -1,5 +1,8 @@
-//! Whoever connects to a server's TCP port. A server takes one client; who says nothing, or something else
-//! than a client says, neither ends it nor keeps the client waiting.
+//! The TCP connections to a server that takes one client.
+//!
+//! The server accepts several connections at a time, until one of them has sent what only a client sends. The others
+//! are closed, each with a line that says why. A connection that sends nothing, or something else, neither ends the
+//! server nor delays the client.
 
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! What the programs that start ranks tell them in variables.
+//! The environment variables by which launchers describe a rank.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What names a job: where its rank 0 listens, and a number that no other job has.
+//! The identification of a job: where its rank 0 listens, and a number that no other job has.
 
 use std::fmt;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! What travels on a channel.
+//! The messages on a channel.
 //!
 //! | message | verb | immediate |
 //! |---|---|---|
@@ -7,8 +7,10 @@
 //! | a chunk that lands | WRITE with immediate to its place | |
 //! | credit | empty WRITE with immediate | how many messages this rank has taken, ever |
 //!
-//! All but credits are numbered, in the immediate too: those of several rails come in any order. Between two ranks fewer than 128 are
-//! ever under way, so eight bits will do.
+//! All messages except credits are numbered, in the immediate too, because those of several rails arrive in any order.
+//! Fewer than 128 are under way between two ranks at a time, so eight bits are enough.
+//!
+//! A header says for how long its sender has been in the call, so ranks know who began later without a common clock.
 //!
 //! Integers are big-endian; elements are in the byte order of the machine, which all ranks share.
 

@@ -1,8 +1,9 @@
-//! One of a channel's queue pairs: that to the peer's port of the same rail.
+//! One of a channel's queue pairs: the one to the peer's port of the same rail. It may fail and be replaced.
 //!
-//! A queue pair that fails is no end of the channel while another rail is left. Both ends tell each other how many messages came by
-//! it ([`Left`](crate::control::Left)), once nothing can come any more; those that did not come are sent again by the other rails.
-//! Then each end makes a new queue pair, and greets the peer with it until it answers.
+//! A queue pair that fails does not end the channel while another rail is left. When nothing more can arrive by it, the
+//! ends tell each other how many messages have arrived by it ([`Left`](crate::control::Left)); the others are sent
+//! again by other rails. Then each end creates a new queue pair, and sends hellos to the peer with it until the peer
+//! answers.
 
 use std::collections::VecDeque;
 use std::time::Duration;

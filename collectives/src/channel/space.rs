@@ -1,4 +1,4 @@
-//! Which part of a peer's memory is free.
+//! The free parts of a peer's memory.
 
 /// Memory that is given out in order and comes back in order.
 #[derive(Clone, Copy, Debug, Default)]

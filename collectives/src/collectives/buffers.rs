@@ -1,4 +1,4 @@
-//! Memory that operations work on.
+//! The memory that operations use.
 
 use super::*;
 use crate::memory::PATIENCE;

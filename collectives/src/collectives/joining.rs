@@ -1,4 +1,4 @@
-//! How ranks become a communicator.
+//! How ranks form a communicator.
 
 use zerocopy::FromZeros;
 

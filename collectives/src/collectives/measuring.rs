@@ -1,4 +1,4 @@
-//! How ranks measure what messages cost.
+//! How ranks measure the cost of messages.
 
 use ferroce::driver::gpu::Ticket;
 use ferroce::driver::reduction::{Computation, ReduceOp, Reduction as Arithmetic};

@@ -1,4 +1,4 @@
-//! Communicators that are made of others, and those that are left.
+//! Communicators that are made of others, and leaving one.
 
 use super::*;
 

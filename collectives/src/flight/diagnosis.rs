@@ -1,4 +1,4 @@
-//! What the recordings of the ranks of a communicator tell together.
+//! What the recordings of all ranks of a communicator show together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Where everything is in a recording: words of eight bytes, in the byte order of the machine. Times are nanoseconds by the
-//! clock of the process, and 0 is none.
+//! The layout of a recording: words of eight bytes, in the byte order of the machine. Times are nanoseconds by the
+//! clock of the process; 0 is none.
 
 /// The first word: the format, and its version.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"ferrflt2");

@@ -1,5 +1,7 @@
-//! What is written: one word after the other, by the thread that owns the communicators. Whoever reads may see an operation
+//! Writes a recording, one word at a time, by the thread that owns the communicators. A reader may see an operation
 //! between two words of it.
+//!
+//! The memory is a `driver::segment`, which readers find by its name under `/proc/PID/fd`.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What is read. Nothing of it is believed: it may be a file of anybody's, or be written at the same time.
+//! Reads a recording: in this process, in another one, or in a file. Nothing in it is trusted: a file may come from
+//! anybody, and a recording may be written at the same time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What the program calls: it is checked, gets an algorithm, is planned, and begins.
+//! The calls of the program: an operation is checked, gets an algorithm and a plan, and begins.
 
 use super::plans::Checked;
 use super::*;

@@ -1,4 +1,6 @@
-//! What becomes of a communicator when a rank fails, and how that is noticed.
+//! The failure of a communicator when a rank fails, and how it is noticed.
+//!
+//! A rank that waits pings, so the death of a rank is reported within the retry budget.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Who belongs to a communicator, and who leaves it.
+//! Who belongs to a communicator, and leaving it.
 
 use super::*;
 use crate::memory::PATIENCE;

@@ -1,4 +1,4 @@
-//! Other ranks: channels to them, and what they say.
+//! The other ranks: channels to them, and their control messages.
 
 use super::*;
 use crate::fallback;

@@ -1,4 +1,5 @@
-//! What programs have asked for lately, checked and planned: they call the same again and again.
+//! The latest operations of the program, checked and planned. Programs call the same operations again and again; one
+//! that is called again is neither checked nor planned again.
 
 use super::*;
 

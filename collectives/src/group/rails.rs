@@ -1,4 +1,4 @@
-//! Rails that fail, and come back.
+//! Rails that fail, and that return.
 
 use super::*;
 use crate::channel::Path;

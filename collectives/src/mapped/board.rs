@@ -1,5 +1,5 @@
-//! What a process shows the others of its host: which operation each of its communicators has begun and ended, and where
-//! that one's elements are.
+//! What a process publishes for the others of its host: which operation each of its communicators has begun and ended,
+//! and where the elements of that operation are.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 

@@ -1,4 +1,4 @@
-//! What this process shares with the others of its host, and what it has mapped of theirs.
+//! The memory that this process shares with the others of its host, and what it has mapped of theirs.
 
 use std::collections::HashMap;
 use std::path::Path;

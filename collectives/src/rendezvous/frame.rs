@@ -1,8 +1,7 @@
 //! The frames of the bootstrap protocol.
 //!
-//! Every frame starts with the magic and the version, so that either end can refuse the other in
-//! words it understands. Integers are big-endian. Nothing is read that is longer than what the
-//! reader expects.
+//! Every frame starts with the magic and the version, so that each end can refuse the other in words that it
+//! understands. Integers are big-endian. Nothing is read that is longer than what the reader expects.
 //!
 //! | frame | from | to | fields after magic and version |
 //! |---|---|---|---|
@@ -10,7 +9,8 @@
 //! | table | rank 0 | all | 1, length, `size` cards |
 //! | refusal | rank 0 | one | 2, length, text |
 //!
-//! The nonce is that of the [`UniqueId`](crate::UniqueId), or of a launcher's job; 0 without either. Rank 0 does not tell it.
+//! The nonce is that of the [`UniqueId`](crate::UniqueId), or of a launcher's job; 0 without either. Rank 0 does not
+//! tell it.
 
 use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,5 +1,8 @@
-//! Who comes to rank 0: ranks, and whoever else finds the port. Strangers can cost a rank a moment, never
-//! the rendezvous, unless they speak its protocol: a rank is whoever says so first.
+//! The connections to rank 0: ranks, and others that find the port.
+//!
+//! A connection has three seconds to say who it is. If there are too many, the oldest is closed. No error of `accept`
+//! is final. A connection that does not speak the protocol can delay a rank, but never end the rendezvous. One that
+//! does is the rank that it claims to be, if it is the first to claim it.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Writes a [`Schedule`], and finds what must come after what.
+//! Writes a [`Schedule`], and finds which steps must come after which.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Direct exchange: whoever needs elements gets them from whoever has them. Fewest steps: for short operations, and for those
-//! in which each pair of ranks has something of its own to exchange.
+//! Direct exchange: a rank that has elements sends them to each rank that needs them. Fewest steps: for short
+//! operations, and for those in which each pair of ranks exchanges elements of its own.
 
 use std::ops::Range;
 

@@ -1,8 +1,9 @@
-//! Recursive halving and doubling: in each step the members of a group exchange with those of its other half, and groups are
-//! half as large in the next. Least bytes, and about log₂ n steps, for any number of ranks.
+//! Recursive halving and doubling: in each step the members of a group exchange with those of its other half, and
+//! groups are half as large in the next step. Least bytes, and about log₂ n steps, for any number of ranks.
 //!
-//! A group of an odd number has a lower half that is larger by one. Member `j` of the upper half exchanges with member `j` of
-//! the lower one; what the odd member has for the upper half goes to the last one there, which has two then.
+//! A group with an odd number of members has a lower half that is larger by one. Member `j` of the upper half exchanges
+//! with member `j` of the lower half; what the odd member has for the upper half goes to the last member there, which
+//! then exchanges with two.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! The ring: each rank sends to the next one alone. Least bytes, most steps: for long operations.
+//! The ring: each rank sends only to the next one. Least bytes, most steps: for long operations.
 
 use std::ops::Range;
 

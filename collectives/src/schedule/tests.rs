@@ -1,5 +1,5 @@
-//! Every algorithm for 1 to 64 ranks: each element ends where it is due, with each contribution once, in the same order on all
-//! ranks, whatever the interleaving.
+//! Every algorithm for 1 to 64 ranks: each element arrives where it is due, with each contribution once, in the same
+//! order on all ranks, whatever the interleaving.
 
 mod numbers;
 

@@ -1,5 +1,6 @@
-//! Two binary trees over all members but the root, each for half of the chunks: a leaf of one is no leaf of the other, so each
-//! member sends about as much as it receives. About 2 log₂ n steps, and all the bytes: for lengths between.
+//! Two binary trees over all members except the root, each for half of the chunks. A leaf of one tree is not a leaf of
+//! the other, so each member sends about as much as it receives. About 2 log₂ n steps, and all the bytes: for medium
+//! lengths.
 
 use std::ops::Range;
 

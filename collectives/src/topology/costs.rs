@@ -1,4 +1,4 @@
-//! What is placed so that it costs.
+//! Placements that have a cost.
 
 use std::fmt;
 

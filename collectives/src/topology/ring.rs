@@ -1,4 +1,4 @@
-//! The order of ranks, and the trees over it.
+//! The order of ranks, and the trees over it, by the rule of `schedule/tree.rs`.
 
 use ferroce::driver::topology::{Distance, Topology};
 

@@ -1,6 +1,6 @@
-//! Ranks as processes of this program, and who watches over them.
+//! Ranks as processes of this program: starting and watching them.
 //!
-//! A rank tells its events on standard output, one a line. It ends when the process that started it does.
+//! A rank reports its events on standard output, one per line. It ends when the process that started it ends.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};

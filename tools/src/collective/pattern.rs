@@ -1,4 +1,4 @@
-//! What the ranks do together, and which elements that takes from where to where.
+//! The operation that the ranks carry out: from which rank and place each element of an output comes.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What each rank does.
+//! The work of a rank.
 
 use std::cmp::Reverse;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Signals to a rank: to leave a flight recording, and to end.
+//! Signals to a rank: writing a flight recording, and ending.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What the ranks put into their inputs, and what an output must be, computed apart from what is measured.
+//! The inputs of the ranks and the expected outputs, computed independently of the measured code.
 //!
-//! All numbers are whole, and of floats so small that no order of a reduction rounds. So an output has to be met bit for bit.
-//! What is only moved has any bits.
+//! All numbers are integers. Floats are so small that no order of a reduction rounds, so an output must be equal bit
+//! for bit. Operations that only move elements use arbitrary bits.
 
 use ferroce_collectives::{DataType, Reduction};
 use rand_chacha::ChaCha8Rng;

@@ -1,10 +1,10 @@
 //! What a rank of the baseline sends and receives, and in which order: pure arithmetic.
 //!
-//! The elements are cut into as many segments as there are ranks. In step `t` of `2 (n − 1)`, rank `r` sends segment `r − t` to
-//! rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first `n − 1` steps (reduce-scatter)
-//! what comes is reduced into the rank's own elements, in the others (all-gather) it replaces them. What comes in one step is
-//! what is sent in the next, so the steps need no boundaries: a chunk may go when the chunk
-//! [`head_start`](Chunks::head_start) before it has been taken.
+//! The elements are divided into as many segments as there are ranks. In step `t` of `2 (n − 1)`, rank `r` sends
+//! segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first `n
+//! − 1` steps (reduce-scatter) received elements are reduced into the rank's own, in the others (all-gather) they
+//! replace them. What is received in one step is sent in the next, so the steps need no boundaries: a chunk may be sent
+//! when the chunk [`head_start`](Chunks::head_start) before it has been received.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! What each rank does, as a process or as a thread.
+//! The work of a rank, as a process or as a thread.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What came of a demo: as a table for people, as JSON for machines.
+//! The results of a demo, as a table and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;

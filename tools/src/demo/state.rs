@@ -1,4 +1,4 @@
-//! The state of the machine in the rounds of a demo, which rank 0 measures while the others wait for it.
+//! The state of the machine in the rounds of a demo. Rank 0 measures it while the other ranks wait.
 
 use ferroce_driver::machine::{LineTime, Rounds};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
-//! A driver that can be told to stop, so that a rank in the middle of an all-reduce unwinds, closes
-//! its port and completes its capture.
+//! A driver that can be stopped, so that a rank in the middle of an all-reduce returns, closes its port and completes
+//! its capture.
 
 use std::io;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Starts the ranks as processes or as threads, listens to them, and ends them.
+//! Starts the ranks as processes or as threads, reads what they report, and ends them.
 
 use std::any::Any;
 use std::io::{BufRead, BufReader};

@@ -1,9 +1,10 @@
 //! The baseline: the same ring all-reduce over the kernel's TCP.
 //!
 //! It has the ring of `ferroce_collectives`, its chunks and its reduction, and works in the same memory. Each rank has
-//! one connection to the next rank and one from the rank before. TCP gets what is best for it: TCP_NODELAY, sockets that
-//! do not block, and a thread that sleeps in poll(2) when neither can go on. Chunks of the all-gather are read
-//! into place, and nothing waits for the other end's acknowledgement, since the kernel has a copy.
+//! one connection to the next rank and one from the previous rank. TCP gets its best conditions: TCP_NODELAY,
+//! non-blocking sockets, and a thread that sleeps in poll(2) when neither connection can make progress. Chunks of the
+//! all-gather are read into their final place, and nothing waits for an acknowledgement of the other end, since the
+//! kernel has a copy.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

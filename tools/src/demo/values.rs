@@ -1,8 +1,8 @@
-//! What the ranks put into the tensors, and the check of what came out.
+//! The contents of the tensors, and the check of the result.
 //!
-//! The values are whole numbers that follow from (round, rank, tensor, index) alone. They are so
-//! small that any sum over the ranks is exact in f32, in any order; so the reference, which sums
-//! in 64-bit integers without any communication, has to be met bit for bit.
+//! The values are integers that depend on (round, rank, tensor, index) alone. They are so small that any sum over the
+//! ranks is exact in f32, in any order. The reference sums in 64-bit integers without any communication, and the result
+//! must be equal to it bit for bit.
 
 use serde::{Deserialize, Serialize};
 

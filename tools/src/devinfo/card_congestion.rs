@@ -1,4 +1,4 @@
-//! What a card does against congestion, where the kernel tells it. Cards have no common interface for that: mlx5 shows the
+//! The congestion control of a card, if the kernel shows it. Cards have no common interface for that: mlx5 shows the
 //! settings of DCQCN in debugfs (`cc_params`), its out-of-tree driver beside the interface (`ecn`).
 
 use std::collections::BTreeMap;

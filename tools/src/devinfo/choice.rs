@@ -1,4 +1,4 @@
-//! Which backend a device's name stands for, and why.
+//! The backend that a device name selects, and the reason.
 
 use ferroce::driver::Capabilities;
 use ferroce::{DeviceSpec, Error, SharedMemory};

@@ -1,4 +1,4 @@
-//! GPUs, and how far they are from the ports.
+//! GPUs, and their distance from the ports.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! RNICs, as libibverbs has them.
+//! RNICs, as libibverbs lists them.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! CRC-32 as the linear map that it is: for messages of one length, the CRCs differ by a function
-//! of the bits in which the messages differ. That function can be run backwards, so a wrong CRC
-//! tells what difference at a given place would explain it.
+//! CRC-32 as a linear map: for messages of one length, the difference of the CRCs is a function of the bits in which
+//! the messages differ. The function can be inverted, so a wrong CRC shows which difference at a given place would
+//! explain it.
 
 const POLYNOMIAL: u32 = 0xedb8_8320;
 

@@ -1,4 +1,4 @@
-//! What is said about a message of the connection manager.
+//! The report on a message of the connection manager.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Down to the transport: link headers of captures, tunnels, and where a RoCE packet's BTH is.
+//! The layers down to the transport: link headers of captures, tunnels, and the position of a RoCE packet's BTH.
 
 use etherparse::{Ethernet2HeaderSlice, Ipv4HeaderSlice, SingleVlanHeaderSlice};
 use ferroce_driver::pcap::LinkType;

@@ -1,4 +1,4 @@
-//! Whether the PSNs of a stream of packets follow each other.
+//! Whether the PSNs of a stream of packets are consecutive.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Which packets are of the queue pairs that `--qp` names.
+//! The packets of the queue pairs that `--qp` names.
 
 use std::collections::{HashMap, HashSet};
 

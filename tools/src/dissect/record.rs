@@ -1,4 +1,4 @@
-//! What is known of one packet, and what is said of it, as a line of text.
+//! One packet, and its report as a line of text.
 
 use std::fmt;
 

@@ -1,6 +1,7 @@
-//! Datagrams that hold several RoCE packets: where a sender leaves it to the kernel or to the card to cut its packets apart
-//! (UDP segmentation offload), a capture has what was sent at once, with one header in front. So has a receiver's where its
-//! kernel puts packets together (UDP GRO).
+//! Datagrams that hold several RoCE packets, and how they are split, for `dissect` and `replay`.
+//!
+//! If a sender leaves segmentation to the kernel or to the card (UDP segmentation offload), a capture has the datagram
+//! before segmentation, with one header. A receiver's capture has the same if its kernel merges packets (UDP GRO).
 
 use ferroce_wire::{Bth, Grh, ICRC_LEN, NetworkHeader, Opcode};
 use zerocopy::FromBytes;

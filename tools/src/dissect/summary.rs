@@ -1,4 +1,4 @@
-//! What is said about a whole capture, and about each flow and queue pair in it.
+//! The report on a whole capture, and on each of its flows and queue pairs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

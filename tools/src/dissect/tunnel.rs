@@ -1,4 +1,4 @@
-//! Packets that travel in others: what is opened, and what is only named.
+//! Packets inside tunnels: which tunnels are opened, and which are only named.
 
 use super::layers::{IPV4, IPV6};
 use super::unopened::Name;

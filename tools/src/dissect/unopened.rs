@@ -1,4 +1,4 @@
-//! Frames without a RoCE packet that is known, by what they are.
+//! Frames without a known RoCE packet, by kind.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

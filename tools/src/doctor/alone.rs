@@ -1,4 +1,4 @@
-//! What can be told of a peer that runs nothing of ours: its connection manager answers, and ICMP does.
+//! The check of a peer that does not run `ferroce doctor`, by the answers of its connection manager and of ICMP.
 
 use std::net::IpAddr;
 

@@ -1,8 +1,9 @@
-//! The TCP connection beside the check: [messages](DoctorMessage), after eight bytes of either end that name
-//! the protocol and its version.
+//! The TCP connection of the check: eight bytes of each end with the name and version of the protocol, then
+//! [messages](DoctorMessage).
 //!
-//! It must live where large packets vanish, for that is what it is to tell. So a message goes in pieces,
-//! each of which waits for a byte of the other end: TCP never has enough at once for a large segment.
+//! The connection has to work on paths that drop large packets, because these are what the check is to find. So a
+//! message is sent in pieces of 200 bytes, each of which waits for one byte of the other end: TCP never has enough data
+//! at once for a large segment.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, TcpStream};

@@ -1,4 +1,4 @@
-//! Which path MTUs pass, by ICMP echo: the question that any peer answers.
+//! Which path MTUs pass, by ICMP echo requests, which any peer answers.
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -1,4 +1,11 @@
-//! The end that is asked.
+//! The far end of a check.
+//!
+//! A check has at most twelve rounds. Each new connection is greeted by a thread of its own; one that sends nothing is
+//! closed.
+//!
+//! The far end sends probes only to an address that has shown that it receives them: the address from which the control
+//! connection comes, or, since the RoCE network may be another one, the address that has reported the random token of
+//! one small packet.
 
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
 use std::sync::mpsc::{self, Sender};

@@ -1,4 +1,5 @@
-//! A context of another process, examined by what it counts: its port, its peers, and what its counters say is wrong.
+//! A context of another process, examined by its counters, which are read twice: its port, its peers, and the problems
+//! that the counters show.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

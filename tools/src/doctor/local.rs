@@ -1,4 +1,4 @@
-//! What can be told without a packet: interface, GID, route.
+//! What is known without a packet: interface, GID, route.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the two ends of a check tell each other.
+//! The messages of the two ends of a check.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

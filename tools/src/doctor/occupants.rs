@@ -1,4 +1,5 @@
-//! Who has the addresses that a check would begin at: sockets on UDP port 4791, and contexts that show themselves.
+//! Who has the addresses that a check would use: sockets on UDP port 4791, by sock_diag or `/proc`, and contexts, by
+//! their `stat` sockets.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,4 +1,8 @@
-//! The checks that need no UDP port 4791: what the kernel tells, ICMP, TCP, and the counters of the contexts that are there.
+//! The passive check, while another program has UDP port 4791: the kernel's information, ICMP, TCP, and the counters of
+//! that program's contexts.
+//!
+//! It can't find out what happens to DSCP, nor test large RoCE packets before there is a queue pair. So the path MTU is
+//! that of ICMP echo requests (`driver/src/echo.rs`).
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What the probes of one direction tell of the way between two ends.
+//! What the probes of one direction show of the path between two ends.
 
 use std::net::IpAddr;
 

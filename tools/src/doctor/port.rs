@@ -1,4 +1,8 @@
-//! What the port does with pause frames, priorities and traffic classes, and what is to be set at the switch.
+//! Pause frames, priorities and traffic classes of the port, and the settings that the switch needs; also for
+//! `devinfo`.
+//!
+//! The kernel answers by DCB netlink and ethtool netlink (`driver/src/netlink/dcb.rs`, `pause.rs`). It is asked about
+//! the interface, so packet drivers are not involved.
 
 use ferroce::driver::netlink::{Dcb, Netlink, Pause, Selection};
 use ferroce::driver::{Capabilities, Error};

@@ -1,4 +1,7 @@
-//! Packets with known contents, and what is left of them where they arrive.
+//! Packets of known contents, and how they arrive.
+//!
+//! If a socket hides the headers of a received probe, the ICRC is solved for the change, as `dissect` does
+//! (`diagnosis.rs`). Otherwise the headers are compared directly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

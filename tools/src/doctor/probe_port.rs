@@ -1,4 +1,4 @@
-//! A port without an engine on it: frames of known contents out, and what comes in as it came.
+//! A port without an engine: sends frames of known contents, and returns received frames as they are.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};

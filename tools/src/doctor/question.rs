@@ -1,7 +1,10 @@
-//! A question to a peer's connection manager, and what comes back as its answer.
+//! A request to a peer's connection manager, and its answer.
 //!
-//! The peer may send much else meanwhile. An answer is a packet for QP1 with the transaction id of the question, whatever
-//! became of its addresses and its ICRC.
+//! It is a connection request for port 1, which the peer refuses with a REJ. A REJ that is accepted here came by UDP
+//! port 4791 with a right ICRC, and so did the request at the peer.
+//!
+//! A busy peer sends much else. The answer is the packet for QP1 with the transaction id of the request, whatever
+//! happened to its addresses and its ICRC.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};

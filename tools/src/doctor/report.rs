@@ -1,4 +1,4 @@
-//! What was checked, as a table or as JSON.
+//! The results of the check, as a table and as JSON.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What the counters of a context say is wrong, and what to do about it.
+//! What the counters of a context show to be wrong, and what to do about it.
 
 use ferroce::Counter;
 

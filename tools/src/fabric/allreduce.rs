@@ -1,4 +1,5 @@
-//! `ferroce fabric allreduce`: ranks of the real library in the fabric, all algorithms beside the cost model.
+//! `ferroce fabric allreduce`: collectives in place of flows. Ranks of `ferroce_collectives` run in the fabric with all
+//! algorithms, and are compared with the cost model.
 
 mod plot;
 mod ranks;

@@ -1,4 +1,4 @@
-//! Runs of several settings and seeds, over the cores.
+//! Runs with several settings and seeds, distributed over the cores.
 
 use std::collections::VecDeque;
 use std::io::{IsTerminal, Write, stderr};

@@ -1,4 +1,4 @@
-//! What passes a port, as a file.
+//! The packets that pass a port, as a file.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

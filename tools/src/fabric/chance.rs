@@ -1,4 +1,4 @@
-//! What chance decides of the traffic: by seed, and the same on any machine.
+//! The random choices of the traffic: determined by the seed, the same on any machine.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

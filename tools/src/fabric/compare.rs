@@ -1,4 +1,5 @@
-//! Settings side by side: `--compare off,dcqcn --compare pfc=on,off`.
+//! Comparison of settings: `--compare off,dcqcn --compare pfc=on,off`. The lists are read with the parser of the
+//! options, so every option can be compared.
 
 use clap::{CommandFactory, Parser};
 

@@ -1,4 +1,4 @@
-//! From a description to a plan, with a check of every value.
+//! From a description to a plan. Every value is checked.
 
 use std::time::Duration;
 

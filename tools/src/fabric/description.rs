@@ -1,4 +1,4 @@
-//! What a run is described by: the sections of a file, which a scenario fills and options change.
+//! The description of a run: the sections of a file, which a scenario fills and options change.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! What a setting needs to change anything.
+//! What each option needs to have any effect, given what the switches can store (`memory.rs`).
+//!
+//! An option is checked against all runs of a comparison: it is accepted if it has an effect in one of them.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Flows and messages of an entry of `[[traffic]]`.
+//! The flows and messages of an entry of `[[traffic]]`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a run is made of, for people.
+//! The composition of a run, as text.
 
 use std::fmt;
 use std::time::Duration;

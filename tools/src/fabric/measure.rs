@@ -1,4 +1,4 @@
-//! What is told of a run in numbers.
+//! The numbers computed from the outcome of a run.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One run: what there is, what is sent, and how.
+//! The plan of one run: hosts, switches and links, and what is sent, as pure data.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is printed: a table, and what is beside it.
+//! The printed report: a table, and what accompanies it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

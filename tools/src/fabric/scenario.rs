@@ -1,4 +1,4 @@
-//! The scenarios that have a name.
+//! The named scenarios.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Sizes of messages, by distribution.
+//! Message sizes, by distribution.
 
 use serde::{Deserialize, Serialize};
 

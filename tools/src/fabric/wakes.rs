@@ -1,4 +1,4 @@
-//! When each host is to be polled next.
+//! When each host is polled next.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is looked at while a run goes on: goodput, rates and queues, sample by sample.
+//! What is sampled during a run: goodput, rates and queues.
 
 use std::cmp::Reverse;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How long messages take that are alone in the fabric.
+//! The time of a message that is alone in the fabric.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};

@@ -1,4 +1,4 @@
-//! A run: the hosts of a fabric, driven from event to event.
+//! A run: carries out a plan, from event to event, with contexts on `driver::sim::fabric`.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

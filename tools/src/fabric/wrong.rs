@@ -1,4 +1,4 @@
-//! A value that makes no sense.
+//! An invalid value: its place, the value, and what it must be.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! For programs.
+//! The report as JSON.
 
 use ferroce_collectives::flight::{Finding, OperationRecord, PeerRecord};
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Where recordings are from: processes that run, and files.
+//! The sources of recordings: running processes, and files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};

@@ -1,4 +1,4 @@
-//! For people.
+//! The report as text.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is measured of one size, also where it ends before its time.
+//! What is counted of one message size. A run that ends early reports what was counted until then.
 
 use std::time::Duration;
 

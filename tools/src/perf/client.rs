@@ -1,4 +1,4 @@
-//! The end that measures.
+//! The client, which measures.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! One measurement over two devices in turn: first, second, first, second. So what else the machine does, and how warm
-//! it is, falls on both alike.
+//! One measurement over two devices in turn: first, second, first, second. Other load and the temperature of the
+//! machine then affect both alike. Both ends open and close the devices in turn, with a whole measurement on each.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The TCP connection beside a measurement: [messages](PerfMessage), after eight bytes of either end that
-//! name the protocol and its version.
+//! The control connection of `ferroce perf`: ferroce's own protocol, with a version and a limit on the length of a
+//! message. Each end sends eight bytes with the name and version of the protocol, then [messages](PerfMessage).
 
 use std::collections::VecDeque;
 use std::io::Write;

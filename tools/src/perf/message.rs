@@ -1,4 +1,4 @@
-//! What the ends of a measurement tell each other.
+//! The messages of the control connection of a measurement.
 
 use std::net::Ipv6Addr;
 

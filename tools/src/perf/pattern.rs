@@ -1,4 +1,4 @@
-//! Bytes that either end can tell by themselves, so that each one that arrives can be compared.
+//! Bytes that both ends compute independently, so that each received byte can be compared.
 
 /// Which end a message comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

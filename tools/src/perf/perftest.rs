@@ -1,5 +1,17 @@
-//! Against the programs of perftest, `ib_write_bw` and its kin, through the exchange that they have among
-//! themselves. Sizes and counts are not part of it: each end goes by its own command line.
+//! Measurements against the programs of perftest, `ib_write_bw` and the others, by their own exchange over TCP.
+//!
+//! The exchange carries neither sizes nor counts nor the number of queue pairs. A server that counts messages uses its
+//! own command line.
+//!
+//! - What an end of perftest sends depends on the version that the other end announces. ferroce announces 6.27 to all.
+//!   From 6.28 on, both ends would also compare a C structure of libibverbs. One difference between peer versions
+//!   remains: from 5.70 on, addresses are sent once more when the queue pairs are connected.
+//! - In WRITE latency the server sends the first WRITE.
+//! - With an unreliable service, messages are counted as lost if the server has not received them when the client has
+//!   sent its next message over TCP and no more packets come. If the client completes its requests by itself (READ,
+//!   atomics, WRITE bandwidth), the server compares the client's report with the requests that have arrived.
+//! - A peer that is gone or silent is noticed even if unread messages of it are there, unless the next message is the
+//!   one that is waited for.
 
 mod exchange;
 pub mod message;

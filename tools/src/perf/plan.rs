@@ -1,4 +1,4 @@
-//! What is measured: agreed between both ends before the first packet.
+//! What is measured. Both ends agree on it before the first packet.
 
 use clap::ValueEnum;
 use ferroce::PathMtu;

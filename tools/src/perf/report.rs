@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! The results, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

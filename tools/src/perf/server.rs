@@ -1,4 +1,4 @@
-//! The end that follows.
+//! The server, which follows the client.
 
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
-//! What both ends of a measurement have in common: queue pairs, memory, and a poll loop that also
-//! notices when the other end is gone.
+//! What both ends of a measurement share: queue pairs, memory, and a poll loop that also detects that the other end is
+//! gone.
+//!
+//! `Session` works for ferroce's own protocol and for that of perftest; the control connection is a `Beside`.
 
 mod lanes;
 mod offer;

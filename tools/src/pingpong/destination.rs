@@ -1,5 +1,5 @@
-//! What the ends of `ibv_rc_pingpong` tell each other: `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6,
-//! 6 and 32 of them, and a NUL.
+//! The message of `ibv_rc_pingpong`, 52 bytes: `LID:QPN:PSN:GID` in hexadecimal digits, 4, 6, 6 and 32 of them, and a
+//! NUL.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
-//! The exchange of addresses over TCP, as `ibv_rc_pingpong` does it.
+//! The exchange of addresses over TCP, as in `ibv_rc_pingpong`.
 //!
-//! Either end sends one message, a [`Destination`]. The server answers once its queue pair is
-//! connected; the client ends with `done` and a NUL, and both close.
+//! Each end sends one message, a [`Destination`]. The server answers when its queue pair is connected; the client ends
+//! with `done` and a NUL, and both ends close.
 
 use std::io::Write;
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What an end of a conversation answered, by PSN: packets with a right ICRC.
+//! The answers of an end of a conversation, by PSN: packets with a right ICRC.
 
 use std::collections::HashMap;
 use std::ops::Range;

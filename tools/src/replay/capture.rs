@@ -1,4 +1,4 @@
-//! The RoCE packets of a file, and what else is in it.
+//! Reads the RoCE packets of a file, and counts what else is in it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The engine's packets beside the recorded ones: what must be the same, and what may differ.
+//! Compares the engine's packets with the recorded ones: what must be the same, and what may differ.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 

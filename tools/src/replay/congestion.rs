@@ -1,5 +1,13 @@
-//! Congestion control in a capture: who was told of congestion, and the rate of each sender beside the one that DCQCN
-//! would have allowed it. A report and no judgement: nobody has to run the preset that it is compared with.
+//! Congestion control in a capture: who received CNPs, and the rate of each sender compared with the rate that DCQCN
+//! would have allowed. This is a report and not a verdict: a sender need not use the preset with which it is compared.
+//!
+//! - `congestion/origin.rs`: whose data a packet is
+//! - `congestion/sender.rs`: a sender and its `ReactionPoint`
+//! - `congestion/receiver.rs`: the CNPs of a host
+//! - `congestion/line_rate.rs`, `congestion/window.rs`: the line rate; the interval of a rate
+//!
+//! Rates are computed from every packet that is not damaged, including truncated ones, for at most 4,096 senders. In a
+//! capture of the engine's own port the computed reaction point ends at the rate of the engine's own, to the bit/s.
 
 mod line_rate;
 mod origin;

@@ -1,5 +1,5 @@
-//! Who talks to whom in a capture: connections, told apart and paired, with what the packets tell of
-//! their attributes.
+//! The conversations of a capture: connections, separated and paired, with the attributes that the packets show.
+//! Packets are numbered without wraps.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;

@@ -1,4 +1,8 @@
 //! Which packets of a conversation are judged, and which the engine was given or could have sent.
+//!
+//! A response that fits no recorded request does not count as judged, because the request may be missing in the
+//! capture. What is visible without the request (P_Key, syndrome, an acknowledged PSN far from all that were sent) is
+//! checked all the same.
 
 use std::collections::BTreeMap;
 

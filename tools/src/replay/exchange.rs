@@ -1,4 +1,5 @@
-//! The connection manager's messages between two hosts, judged by what they say of each other.
+//! The messages of the connection manager between two hosts, judged by what they say of each other. They give a
+//! connection's attributes, and are not played.
 
 use std::collections::HashMap;
 use std::rc::Rc;

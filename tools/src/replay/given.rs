@@ -1,4 +1,4 @@
-//! Queue pairs that the user says belong together.
+//! Queue pairs that the user has declared to be connected (`--pair`), and the check of them.
 
 use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;

@@ -1,5 +1,17 @@
-//! Whether an end keeps the rules, by its packets alone: the recorded ones, of which some may be
-//! missing in the capture, and the engine's, of which none is.
+//! Checks whether an end keeps the rules, by its packets alone.
+//!
+//! - `judge/requester.rs`, `judge/responder.rs`: an end as a requester; as a responder
+//! - `judge/statements.rs`: what a responder has said and must not contradict
+//!
+//! A capture may lack packets anywhere, so a recorded end is judged only by what is certain. The engine is judged
+//! strictly, because all its packets are known.
+//!
+//! - Receives, memory, permissions and the path MTU are inferred from how requests were answered. If the answers do not
+//!   show one of them, nothing is judged by it, and an end whose path MTU would be a guess is not played.
+//! - If a host numbers its IPv4 packets (`numbering.rs`), a packet that comes twice, identical to the last bit, is a
+//!   copy made by the network: it arrived twice, and was sent once. For hosts that do not number them this can't be
+//!   decided, so a second NAK is no violation. Requests of UC and datagrams are never retransmitted, so a second one is
+//!   a copy from any host.
 
 mod requester;
 mod responder;

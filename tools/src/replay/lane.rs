@@ -1,4 +1,10 @@
 //! One queue pair of the engine, in the place of a recorded one.
+//!
+//! - A packet that the engine sends is kept without its payload, as length and digest. A queue pair may send some
+//!   packets for each packet that was recorded or requested. One that sends more is destroyed and reported as not
+//!   played, and its engine continues with the others: a small capture can request a READ of 30 MiB a thousand times.
+//! - On UC and UD any message may be lost, so all receives of an end share one buffer. The newest packet shows which
+//!   message was received into it. Datagrams are counted in the order of arrival, not by PSN.
 
 mod completion;
 

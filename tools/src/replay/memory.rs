@@ -1,4 +1,4 @@
-//! The memory of the end that the engine replaces, as the packets of the other end reached it.
+//! The memory of the end that the engine replaces, as the packets of the other end have accessed it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What an application posted, told from the packets that it led to.
+//! The work requests of an application, inferred from the packets that they led to.
 
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! A RoCE packet, recorded or sent by the engine, taken apart once.
+//! A RoCE packet, recorded or sent by the engine, parsed once, with its time.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;

@@ -1,4 +1,14 @@
-//! Which two flows are the two directions of one connection: packets name only the queue pair that they go to.
+//! Which two flows are the two directions of one connection.
+//!
+//! Packets name only the queue pair that they go to. Two flows are paired one to one by, in this order:
+//!
+//! - the connection manager
+//! - the UDP source port that verbs compute from both queue pair numbers
+//! - PSNs that only one flow requested
+//! - MSNs that count the flow's messages from the first one
+//!
+//! Responses to what was not requested, or of another kind or length, contradict a pair. This decides between several
+//! candidates; if there is only one, it is left to the judge. A remaining pair is a guess and is not judged.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;

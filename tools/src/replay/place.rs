@@ -1,4 +1,7 @@
-//! Which engine takes the place of which recorded ends, and how many it may be: no capture takes all of a machine.
+//! Which engine takes the place of which recorded ends, and the limits: no capture may use up the machine.
+//!
+//! An engine has up to 1,024 queue pairs, a replay 64 engines. Queue pairs that were connected anew need one engine per
+//! connection.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;

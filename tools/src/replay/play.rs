@@ -1,5 +1,8 @@
-//! The engine in the place of one recorded end: what its application posted and what the other end
-//! sent, at the recorded times; what the engine sends is kept.
+//! Runs the engine in the place of one recorded end, over a loopback port in virtual time: it gets the work requests of
+//! the end's application and the packets of the other end, at the recorded times. What the engine sends is kept.
+//!
+//! The recorded packets of the other end answer the recorded end, not the engine. So the ACK timer of the engine is
+//! longer than the recorded one, and exhausted retries of the engine are not counted against it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What a replay says on standard error while it lasts, and whether it goes on.
+//! The progress of a replay on standard error, and its interruption.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};

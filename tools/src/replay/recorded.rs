@@ -1,4 +1,4 @@
-//! What the recorded end's application and its queue pair were like, as the packets tell.
+//! The attributes of the recorded end's application and queue pair, as the packets show them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Queue pairs of the same numbers that were reset and connected anew: where one connection ends and the
-//! next begins.
+//! Queue pairs that were reset and connected anew with the same numbers: where one connection ends and the next one
+//! begins.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

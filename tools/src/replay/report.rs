@@ -1,4 +1,4 @@
-//! What `ferroce replay` says.
+//! The report of `ferroce replay`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! What is judged, and how a packet can stand to it.
+//! The rules, and the ways in which a packet can relate to one.
 
 use serde::{Serialize, Serializer};
 

@@ -1,4 +1,4 @@
-//! What the rates of a capture are told by: its RoCE packets, whole or with their first bytes.
+//! A RoCE packet as far as a rate needs it: whole, or with its first bytes.
 
 use ferroce::wire::{Bth, Deth, Opcode, Service};
 use ferroce::{Gid, Nanos, Qpn};

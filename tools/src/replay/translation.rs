@@ -1,4 +1,4 @@
-//! A recorded packet as it must be to reach the engine.
+//! A recorded packet translated for the engine: with the engine's queue pair numbers and keys.
 
 use ferroce::wire::{
     AtomicEth, Encapsulation, ICRC_LEN, Ieth, Link, OwnedPacket, PathAddress, Reth, source_port,

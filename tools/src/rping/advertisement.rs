@@ -1,4 +1,4 @@
-//! What rping's ends tell each other: where there is memory. 16 bytes, big-endian.
+//! The message by which rping's ends tell each other the address of memory: 16 bytes, big-endian.
 
 use ferroce::{RKey, RemoteAddress};
 

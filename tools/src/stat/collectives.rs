@@ -1,4 +1,4 @@
-//! Communicators among the contexts, from the flight recorders of their processes: also of those that hang.
+//! Communicators of the contexts, from the flight recorders of their processes, including processes that hang.
 
 use std::fmt::{self, Write};
 

@@ -1,4 +1,8 @@
-//! `GET /metrics` for Prometheus servers: several clients at once, each with little time and memory.
+//! `GET /metrics` for Prometheus servers (`ferroce stat --listen`): up to 64 clients at a time, in one thread.
+//!
+//! Each client has 5 s for its request, 5 s while it waits for the text, 5 s for its answer, and 1 s more to close.
+//! Clients that ask at the same time get the same text. One client more replaces the oldest that has not asked for
+//! anything. docs/packages.md says why the server is ferroce's own.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,4 +1,4 @@
-//! Contexts for people.
+//! The contexts as text.
 
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! The report, as JSON has it.
+//! The report as JSON.
 
 use ferroce::driver::topology::{
     CpuSet, Nic, NicState, NumaNode, PciAddress, PciDevice, PciKind, PcieLink, PcieRate, Topology,

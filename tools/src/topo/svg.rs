@@ -1,4 +1,5 @@
-//! The host as a picture: a row for each NUMA node with the PCI tree of its GPUs and NICs, then the ring, the trees and what costs.
+//! The host as a picture: a row for each NUMA node with the PCI tree of its GPUs and NICs, then the ring, the trees and
+//! what is placed badly.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! The devices of a NUMA node as a tree: host bridge, bridges, devices. Bridges with one way on are joined.
+//! The devices of a NUMA node as a tree: host bridge, bridges, devices. A bridge whose only child is a bridge is merged
+//! with it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! Ranks of the real library at the hosts of a fabric, in virtual time.
+//! Ranks of `ferroce_collectives` at the hosts of a fabric, in virtual time. All `Collectives` are polled in one
+//! thread.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What was simulated, for people and for programs.
+//! The results, as text and as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `[allreduce]`: what ranks of the real library do in the fabric.
+//! `[allreduce]` of a file: what the ranks do in the fabric.
 
 use std::fmt;
 use std::str::FromStr;

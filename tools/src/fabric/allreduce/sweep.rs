@@ -1,4 +1,4 @@
-//! All sizes by all algorithms, beside the cost model.
+//! All sizes with all algorithms, compared with the cost model.
 
 use std::time::{Duration, Instant};
 

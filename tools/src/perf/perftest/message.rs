@@ -1,5 +1,5 @@
-//! What perftest's programs tell each other over TCP, as bytes: nothing says how long it is or what it is,
-//! both ends know what comes next.
+//! The messages of perftest's programs over TCP, as bytes. They carry neither length nor type; both ends know which one
+//! comes next.
 
 use std::fmt;
 

@@ -1,5 +1,7 @@
-//! perftest with -R or -z, which meets its peer by the connection manager instead of over TCP. That is not
-//! spoken, but it is recognized, so that neither end waits without knowing why.
+//! Clients of perftest with -R or -z, which connect by the connection manager instead of TCP.
+//!
+//! ferroce does not support that, but recognizes it: it listens for such clients, refuses them, and names each address
+//! once, so that neither end waits without knowing why. The server goes on waiting.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};

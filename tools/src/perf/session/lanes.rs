@@ -1,4 +1,4 @@
-//! The queue pairs of a measurement, the memory that they move, and what is posted to them.
+//! The queue pairs of a measurement, their memory, and the work requests posted to them.
 
 use ferroce::{
     Access, AddressVector, Data, Destination, Memory, PathMtu, Psn, QpConfig, QpType, Qpn, RKey,

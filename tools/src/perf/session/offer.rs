@@ -1,4 +1,4 @@
-//! Queue pairs as the two ends of `ferroce perf` tell each other of them.
+//! The description of queue pairs that the two ends of `ferroce perf` exchange.
 
 use std::net::Ipv6Addr;
 

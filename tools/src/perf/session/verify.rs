@@ -1,4 +1,4 @@
-//! What is put into the messages of a lap, and what must have come of them.
+//! Filling the messages of a lap, and checking what was received.
 
 use super::{Beside, QpLane, Regions, Session};
 use crate::failure::Failure;

@@ -1,4 +1,4 @@
-//! The line rate of the senders: told, or estimated.
+//! The line rate of the senders, given or estimated.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Whose data a packet is: packets name only the queue pair that they go to.
+//! Whose data a packet is. Packets name only the queue pair that they go to.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! The notification point: what a host got marked, and the CNPs that it sent.
+//! The notification point: the marked packets that a host received, and the CNPs that it sent.
 
 use std::collections::HashMap;
 use std::fmt;

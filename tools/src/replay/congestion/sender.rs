@@ -1,4 +1,5 @@
-//! A sender beside the reaction point of DCQCN: what it was told, what it sent, and what it would have been allowed.
+//! A sender compared with the reaction point of DCQCN. It feeds a `ReactionPoint` with the sender's CNPs and bytes, and
+//! sums up what it allows.
 
 use std::cmp::Reverse;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The stretch of time and packets over which a rate is told.
+//! The interval of time and packets over which a rate is computed.
 
 use ferroce::Nanos;
 

@@ -1,5 +1,5 @@
-//! What a responder has said and does not take back, where each request was recorded once and in order: then nothing was
-//! sent again, unless the capture began while something was.
+//! Statements of a responder that it must not contradict later. They are used if each request was recorded once and in
+//! order: then nothing was retransmitted, unless the capture began during a retransmission.
 
 use ferroce::wire::{Nak, Service, Syndrome};
 

@@ -1,4 +1,4 @@
-//! What the engine has done, beside what was recorded: completions, and the bytes that they stand for.
+//! The completions of the engine and their bytes, compared with what was recorded.
 
 use ferroce::wire::{Operation, Service};
 use ferroce::{Context, RKey, WcOpcode, WcStatus, WorkCompletion};
