@@ -101,7 +101,7 @@
 //! every message size beside the driver without a protocol and beside the kernel's TCP and UDP. On a busy machine only ratios
 //! of one run mean anything.
 //!
-//! Sources: ARCHITECTURE.md of the repository says what each design decision has brought, with the benchmark that shows it.
+//! Sources: docs/decisions of the repository says what each design decision has brought, with the benchmark that shows it.
 
 #[cfg(doc)]
 use crate::*;
