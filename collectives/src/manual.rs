@@ -1,18 +1,18 @@
-//! Collectives: operations, the order of reductions, errors, threads, who is late, and what to tune. There is no code in it.
+//! Collectives: operations, the order of reductions, errors, threads, the flight recorder, and what to tune. There is no code in it.
 //!
 //! # Ranks, communicators, operations
 //!
-//! A process has one [`Collectives`] on one [`Context`](ferroce::Context). It joins communicators: with a
-//! [`Bootstrap`], by which the ranks meet over TCP, or with the [`Card`]s of all ranks, brought together by any other means.
-//! [`split`](Collectives::split), [`subset`](Collectives::subset) and [`shrink`](Collectives::shrink) make communicators of one.
+//! A process has one [`Collectives`] on one [`Context`](ferroce::Context), or on one for each of its [ports](#several-ports). It joins
+//! communicators with a [`Bootstrap`], by which the ranks meet over TCP, or with the [`Card`]s of all ranks, exchanged by any other means.
+//! [`split`](Collectives::split), [`subset`](Collectives::subset) and [`shrink`](Collectives::shrink) derive communicators from one.
 //!
-//! An [`Operation`] is data. All ranks of a communicator begin the same ones in the same order; [`send`](Operation::send) and
-//! [`receive`](Operation::receive) concern two ranks, and match in their order. Each [`start`](Collectives::start) gives a
-//! [`Request`]. Several may be under way at once: they begin in their order, and end in any. An operation that waits for another
-//! one of the same rank, such as a send and a receive of two ranks to each other, is begun beside it, by two calls of `start` or by
+//! An [`Operation`] is data. All ranks of a communicator start the same operations in the same order; [`send`](Operation::send) and
+//! [`receive`](Operation::receive) concern two ranks, and match in their order. Each [`start`](Collectives::start) returns a
+//! [`Request`]. Several requests may be outstanding: operations begin in order, and complete in any order. If an operation depends on
+//! another one of the same rank, such as the send and the receive of two ranks to each other, start both before waiting, or use
 //! [`start_all`](Collectives::start_all).
 //!
-//! While an operation is under way its input is not written and its output is neither read nor written. Counts are of elements.
+//! Until an operation completes, do not write its input, and neither read nor write its output. Counts are in elements.
 //!
 //! # Which algorithm
 //!
@@ -26,22 +26,23 @@
 //! | [`Hierarchical`](Algorithm::Hierarchical) | | less between hosts | hosts with as many ranks each |
 //! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
-//! [`Mapped`](Algorithm::Mapped) is taken wherever it can be, but for send and receive, and all-to-all with counts of each rank's own,
-//! which go by packets. Namespaces and containers of one kernel are one host if they see each other's processes. Memory that
-//! [`allocate`](Collectives::allocate) gives is read and written by the ranks of the host themselves, other memory costs a copy
-//! more. Else the cheapest one is taken, by a [`Model`] with a latency and a bandwidth that are measured when the ranks meet; all
-//! ranks have the same model. [`Collectives::explain`] says what is taken, why, and what each would cost. [`Options::algorithm`] forces one for operations that have it.
+//! [`Mapped`](Algorithm::Mapped) is used wherever possible, except for send and receive and for all-to-all with different counts,
+//! which use packets. Namespaces and containers of one kernel are one host if they see each other's processes. Ranks of a host access
+//! memory from [`allocate`](Collectives::allocate) directly; other memory costs one more copy. Otherwise the cheapest algorithm is
+//! chosen by a [`Model`], whose latencies and bandwidths are measured when the ranks meet; all ranks have the same model.
+//! [`Collectives::explain`] returns the choice, the reason, and the predicted cost of each algorithm. [`Options::algorithm`] forces one
+//! for the operations that have it.
 //!
-//! What goes a slower way than it might, a communicator of one host by packets or a device's memory by way of the CPU, is in the log with
-//! its reason, and counted among the [metrics](ferroce::Context::metrics) of the context (`ferroce_collective_fallbacks_total`, which
-//! `ferroce stat` shows of a context that [exports](ferroce::Context::export) them). [`SharedMemory::Required`] makes the first an
+//! A fallback to a slower path is logged with its reason: a communicator of one host that uses packets, or memory of a device that the CPU
+//! reduces. It is counted in the [metrics](ferroce::Context::metrics) of the context (`ferroce_collective_fallbacks_total`), which
+//! `ferroce stat` shows if the program [exports](ferroce::Context::export) the context. With [`SharedMemory::Required`] the first is an
 //! error.
 //!
 //! # The order of reductions
 //!
-//! All ranks get the same bits, in every run of the same algorithm with as many ranks and as long chunks. The algorithm may be another
-//! one in the next run, for it is chosen by what was measured: [`Options::algorithm`] or [`Options::model`] keep it. Where a NaN
-//! comes out, its sign and payload may differ between processors of different kinds.
+//! All ranks get the same bits, and so does every run with the same algorithm, number of ranks and chunk length. The next run may choose
+//! another algorithm, as the choice depends on measurements: [`Options::algorithm`] or [`Options::model`] fix it. Sign and payload of a
+//! NaN may differ between kinds of processors.
 //!
 //! | algorithm | an element is |
 //! |---|---|
@@ -53,62 +54,63 @@
 //! | Tree | by rank counted from the root: what comes from the child before, the own element, what comes from the child behind; the root's own comes first |
 //! | Hierarchical | by rank inside the host, then along the ring of hosts |
 //!
-//! Integers wrap. f16, bf16 and the 8-bit floats are computed with as f32, and rounded when a result is stored or sent: with Direct,
-//! TwoStep and Mapped once. 8-bit floats take one of these by themselves. An average is the sum, divided once.
+//! Integers wrap. f16, bf16 and the 8-bit floats are computed in f32, and rounded when a result is stored or sent: once with Direct,
+//! TwoStep and Mapped. 8-bit floats use one of these by default. An average is the sum, divided once.
 //! [`driver::reduction`](ferroce::driver::reduction) has the details of types.
 //!
 //! # Errors
 //!
-//! [`Error::Invalid`] refuses an operation before anything has happened. [`Error::Failed`] ends a communicator: every operation
-//! under way on every rank ends with it, outputs hold anything, and later operations are refused. Other ranks and devices may still write
-//! to those outputs, until [`leave`](Collectives::leave), [`shrink`](Collectives::shrink) or [`finish`](Collectives::finish) has
-//! returned, or [`shrunk`](Collectives::shrunk) has the communicator of those that are left, or the buffer is no longer registered. A
-//! device that ends nothing for 10 s makes that an [`Error::Gpu`] that names it, and may write still. The [`Cause`] says why it has failed:
+//! [`Error::Invalid`] refuses an operation before anything has happened. [`Error::Failed`] ends a communicator: all outstanding operations
+//! of all ranks fail, the contents of their outputs are undefined, and later operations are refused. Peers and devices may still write to
+//! those outputs until [`leave`](Collectives::leave), [`shrink`](Collectives::shrink) or [`finish`](Collectives::finish) returns,
+//! [`shrunk`](Collectives::shrunk) returns the new communicator, or the buffer is deregistered. If a device completes nothing for 10 s, these
+//! return an [`Error::Gpu`] that names it, and it may still write. The [`Cause`] is the reason:
 //!
 //! | cause | what to do |
 //! |---|---|
 //! | [`Mismatch`](Cause::Mismatch) | a bug: two ranks called different things; both are named |
-//! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is cut off, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and go on without it, or give it more time |
-//! | [`Aborted`](Cause::Aborted) | another rank was first; its words are in it |
-//! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called: it computes, or hangs; a device that hangs is a `Device` |
-//! | [`Protocol`](Cause::Protocol) | a rank sent what it may not: another version, memory that was overwritten, an attack |
-//! | [`Device`](Cause::Device) | a GPU, here or of the rank that is named, has not copied or not computed: its log says why |
+//! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is unreachable, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and go on without it, or set a longer ACK timeout |
+//! | [`Aborted`](Cause::Aborted) | another rank failed first; its reason is included |
+//! | [`Stalled`](Cause::Stalled) | all ranks answer and one has not called the operation: it computes, or hangs. A device that hangs is `Device` |
+//! | [`Protocol`](Cause::Protocol) | a rank violated the protocol: another version, overwritten memory, an attack |
+//! | [`Device`](Cause::Device) | a GPU of the named rank failed to copy or to compute, or completes nothing; the log of that rank has the reason |
 //! | [`Local`](Cause::Local) | this rank's port or memory |
 //!
 //! `collectives/examples/job.rs` is a program that goes on without a rank that has died.
 //!
-//! A rank that the others hold for gone, and that goes on later, writes to memory of its own alone. A failure that no call has
-//! returned is what [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return. Communicators that were made of one that
-//! fails are others: those with the dead rank fail when they are next used, or left.
+//! A rank that the others have given up, and that continues later, writes to its own memory only.
+//! [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return a failure that no other call has returned. Communicators
+//! derived from one that fails are independent: those with the dead rank fail when they are next used, or left.
 //!
 //! # On a GPU
 //!
-//! [`Collectives::on_device`] has buffers, scratch memory and what arrives in memory of the GPU, which copies, reduces, divides and scales there:
-//! a poll begins that and goes on with other messages until it has ended. Long operations come in chunks, of which one is copied to the host, one
-//! is on the wire and one is reduced at the same time. Ranks may have different devices, or none; the bits are those of the processor.
+//! With [`Collectives::on_device`], buffers, scratch memory and received chunks are in memory of the GPU, which copies, reduces, divides and
+//! scales there. A poll starts that work, and continues with other messages until it completes. Long operations are pipelined in chunks: one
+//! is copied to the host, one is on the wire and one is reduced at the same time. Ranks may have different devices, or none; the results have
+//! the bits of the processor's.
 //!
-//! What is built for that, and may take seconds, [`Collectives::on_device`] builds.
+//! [`Collectives::on_device`] compiles the kernels, which may take seconds.
 //!
-//! By way of the host, and with a poll that blocks, go:
+//! The CPU does the work, and a poll blocks for it, in these cases:
 //!
-//! - operations on buffers of the host's memory at a rank with a GPU;
-//! - elements that do not begin at a multiple of their size;
+//! - operations on buffers in host memory at a rank with a GPU;
+//! - elements that are not aligned to their size;
 //! - reductions of more than 8 operands at once: Direct and TwoStep in all-reduce, reduce and reduce-scatter with more than 8 ranks,
-//!   Hierarchical in all-reduce with more than 8 ranks on a host. Where no algorithm is [forced](Options::algorithm), long ones and those of
-//!   more than 8 ranks go along a ring, of two operands each; but 8-bit floats take Direct or TwoStep, with up to 64 ranks;
-//! - f64 on a GPU without double precision, and averages of floats on one that does not round quotients.
+//!   Hierarchical in all-reduce with more than 8 ranks on a host. Unless an algorithm is [forced](Options::algorithm), long operations and
+//!   those of more than 8 ranks use a ring, with two operands each; but 8-bit floats use Direct or TwoStep with up to 64 ranks;
+//! - f64 on a GPU without double precision, and averages of floats on a GPU that does not round quotients correctly.
 //!
-//! Each is counted, with its reason.
+//! Each case is counted, with its reason.
 //!
-//! With an RNIC nothing passes the host, if the card takes the memory as dma-buf ([`ferroce::manual::device_memory`]).
+//! An RNIC reads and writes GPU memory itself, if it can import it as a dma-buf ([`ferroce::manual::device_memory`]).
 //!
 //! # Several ports
 //!
 //! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank leads to the first ports of the others, the
-//! second to the second ones, as in clusters where each card of a host has a switch of its own. If two ranks have different numbers of
-//! rails, the smaller number connects them. Chunks go by the rail that is likely to be done first, by what each has moved lately, so a slow rail
-//! has fewer; short messages go by an idle one. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of
-//! rails, and twice [`Options::eager_bytes`] at least.
+//! second to the second ports, as in clusters where each card of a host has a switch of its own. If two ranks have different numbers of
+//! rails, the smaller number connects them. Each chunk takes the rail that is expected to complete it first, by its recent throughput, so a
+//! slow rail gets fewer chunks; short messages take an idle rail. Chunks are shorter: [`Options::chunk_bytes`] divided by the number of
+//! rails, but at least twice [`Options::eager_bytes`].
 //!
 //! ```
 //! # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -122,47 +124,44 @@
 //! # }
 //! ```
 //!
-//! A rail that fails is left, in the middle of an operation too: both ranks tell each other, by another rail, how many messages have come
-//! by it, and those that have not are sent again by the others. It counts as failed when its queue pair does, or when nothing has come
-//! through for a little more than two ACK timeouts (1.2 s by default) though the peer answers by another rail. A rank that does not poll for
-//! a while loses no rail by that. A rail that is left is greeted once in [`Options::probe_interval`] while operations are under way, and
-//! taken up when it answers; one that fails again soon is greeted later each time, after up to 16 times
-//! [`Options::retry_budget`]. Leaving one, and one that never came up, is a warning in the log, counts as `collective_rails_left` among
-//! the metrics of its port, and is a finding of `ferroce flight`. A rank that no rail reaches is lost within
-//! [`Options::retry_budget`], as with one; a little later if only one direction is dead.
+//! A rail may fail in the middle of an operation. Both ranks then tell each other, by another rail, how many messages have arrived by it,
+//! and the others are retransmitted by the remaining rails. A rail has failed if its queue pair has, or if nothing was acknowledged for a
+//! little more than two ACK timeouts (1.2 s by default) while the peer answers by another rail. A rank that does not poll for a while loses
+//! no rail by that. While operations are outstanding, a failed rail is probed once per [`Options::probe_interval`], and used again when
+//! it answers. If it fails again soon, it is probed later each time, at most 16 [`Options::retry_budget`]s later. A rail that fails, and one
+//! that never came up, is logged as a warning, counted in the metrics of its port (`collective_rails_left`, `collective_rails_back`), and
+//! reported by `ferroce flight`. A rank that no rail reaches is lost within [`Options::retry_budget`], as with one rail; a little
+//! later if only one direction is dead.
 //!
-//! The rails' contexts reach the same memory, which must be such: [`allocate`](Collectives::allocate),
-//! [`Memory::shared`](ferroce::Memory::shared) or a device's. It has no slices.
+//! All contexts of the rails access the same memory: [`allocate`](Collectives::allocate), [`Memory::shared`](ferroce::Memory::shared) or
+//! that of a device. It can't be borrowed as a slice.
 //!
 //! # Threads
 //!
-//! Everything happens in [`poll`](Collectives::poll), which never blocks and takes the time from outside.
-//! [`test`](Collectives::test) calls it, [`wait`](Collectives::wait) calls it until the request has ended. A rank that does not poll
-//! does not answer: one that computes for long between operations, while others wait for it, is given up after
-//! [`Options::retry_budget`], 4.3 s by default. A [`Runner`] polls on a thread of its own, which sleeps while there is nothing to
-//! do, and gives other threads a handle whose operations are futures.
+//! All progress is made in [`poll`](Collectives::poll), which takes the time as an argument and does not block, but for the CPU's work on
+//! [GPU memory](#on-a-gpu). [`test`](Collectives::test) calls it; [`wait`](Collectives::wait) calls it until the request completes. **A rank
+//! that does not poll does not answer**: if it computes for longer than [`Options::retry_budget`] (4.3 s by default) while others wait
+//! for it, they give it up. A [`Runner`] polls on a thread of its own, which sleeps while there is nothing to do, and gives other threads
+//! a handle whose operations are futures.
 //!
-//! # Who is late, and who hangs
+//! # The flight recorder: who is late, who hangs
 //!
-//! Each [`Collectives`] has a flight recorder: the last 256 operations of each communicator, with their times, what they wait for, and
-//! what was exchanged with each other rank. It is memory that other processes of the same user can read, so it tells of a rank that
-//! hangs, too. `ferroce flight` shows the ranks of this host, or recordings of several hosts as one, with a time line;
-//! `ferroce stat` has the counters, also as Prometheus' text. [`flight::Diagnosis`] is what both say:
+//! Each [`Collectives`] has a flight recorder: the last 256 operations of each communicator with their times and the ranks that they wait
+//! for, and the traffic with each other rank. It is in memory that other processes of the same user can read, so it also tells of a rank
+//! that hangs. `ferroce flight` shows the ranks of this host, or recordings of several hosts together, with a time line; `ferroce
+//! stat` has the counters, also as Prometheus text. Both report the findings of a [`flight::Diagnosis`]:
 //!
-//! | it says | from |
-//! |---|---|
-//! | which rank the others wait for, in which operation, and what it is about | what each rank waits for, how many operations it has called, when it has polled |
-//! | which rank begins later than the others, how often and by how much | messages, which say for how long their sender has been in the operation: no clocks are compared |
-//! | which port or link is slower than the others, both ways or one | the quickest 512 KiB and more that were under way together, of links that have moved 16 MiB: less than 0.7 of the others |
-//! | which rank was off its core in the middle of operations | turns of [`wait`](Collectives::wait) that took 10 ms longer than they should |
-//! | which rail is left | what each rank has noticed |
-//! | whose device hangs | what the device has not ended |
+//! | finding | source | reported from |
+//! |---|---|---|
+//! | which rank the others wait for, in which operation, and what it does | what each rank waits for, how many operations it has called, when it last polled | 1 s without progress |
+//! | which rank starts operations later than the others, how often, by how much | each message says how long its sender has been in the operation; no clocks are compared | twice as late as the next rank, and 1 % of the time |
+//! | which rank was off its core while it waited | iterations of [`wait`](Collectives::wait) that took at least 10 ms too long | twice as long as the next rank, and 5 % of the time |
+//! | which port or link is slower than the others, both ways or one way | the fastest transfer of 512 KiB or more, of links that have moved 16 MiB | 0.7 of the others |
+//! | which rail has failed | what each rank has noticed | at once |
+//! | whose device hangs | computations that do not complete | 1 s |
 //!
-//! A rank hangs if nothing has moved for a second; late is one that is twice as late as the next one, and by 1 % of the time in all; off its
-//! core one that is so for twice as long as the next one, and for 5 % of the time.
-//!
-//! A recording becomes a file by [`flight::FlightRecorder::dump`], and where [`flight::FOLDER`] names a directory whenever a
-//! communicator fails. A program that wants one at a signal has a thread for it:
+//! [`flight::FlightRecorder::dump`] writes a recording to a file. If the environment variable [`flight::FOLDER`] names a directory, each
+//! rank writes one there when a communicator fails. To dump at a signal, use a thread:
 //!
 //! ```no_run
 //! # use ferroce_collectives::Collectives;
@@ -183,16 +182,26 @@
 //!
 //! # What to tune
 //!
-//! - Ranks that outnumber cores: [`Options::idle`] with `Idle::Adaptive { spins: 0, yields: 20 }`. A rank that spins keeps the core from
-//!   the one that it waits for.
-//! - [`Options::chunk_bytes`], 256 KiB less 64 bytes: shorter where many ranks pass chunks on along a ring, longer on a port that
-//!   moves long messages best.
-//! - [`Options::eager_bytes`], 64 KiB: messages up to that length are copied. Longer ones wait for an answer that says where they go:
-//!   a round trip, which takes longer than two copies of 64 KiB.
-//!   Where a rank has a [GPU](#on-a-gpu) messages of any length are copied by the devices, and none by the processor.
-//! - [`Options::ack_timeout`] and [`Options::retry_count`]: how long a rank may be silent, against how soon its death is noticed.
-//! - A rank has memory for each other rank that it talks to: 1 MiB (half of it with more than 64 ranks), and up to 2 MiB more where it
-//!   reduces what comes in chunks.
+//! | option | default | when to change it |
+//! |---|---|---|
+//! | [`Options::ack_timeout`], [`Options::retry_count`] | 500 ms, 7: a budget of 4.3 s | longer if ranks compute between polls; shorter to notice a dead rank sooner |
+//! | [`Options::stall_timeout`] | 60 s | how long all ranks may be alive without progress |
+//! | [`Options::probe_interval`] | 1 s | how soon a rank that is waited for is asked whether it is alive |
+//! | [`Options::idle`] | spins, then sleeps | `Idle::Adaptive { spins: 0, yields: 20 }` if ranks outnumber cores: a rank that spins takes the core from the one that it waits for |
+//! | [`Options::chunk_bytes`] | 256 KiB − 64 bytes | shorter if many ranks form a ring; longer for ports that need long messages |
+//! | [`Options::eager_bytes`] | 64 KiB | shorter messages are copied; longer ones first wait for the receiver's address, a round trip that takes longer than two copies of 64 KiB |
+//! | [`Options::shared_memory`] | used if possible | to require it, or to use packets inside a host |
+//! | [`Options::algorithm`], [`Options::model`] | measured | for the same bits in every run |
+//!
+//! At a rank with a [GPU](#on-a-gpu) the device copies messages of any length, and the processor copies none.
+//!
+//! For each rank that it communicates with, a rank has 1 MiB of memory (half of it with more than 64 ranks), and up to 2 MiB more where
+//! it reduces chunks.
+//!
+//! # What the network must let through
+//!
+//! UDP port 4791 between the ports of all ranks, on each rail; and TCP to the bootstrap address of rank 0 (`MASTER_ADDR` and `MASTER_PORT`,
+//! or the address in a [`UniqueId`]) while the ranks meet. `ferroce doctor` checks the first.
 
 #[cfg(doc)]
 use crate::*;
