@@ -4,6 +4,7 @@
 //! The memory is a `driver::segment`, which readers find by its name under `/proc/PID/fd`.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -30,10 +31,13 @@ impl Log {
         let memory = memory.filter(|_| place.is_some());
         if let (Some(memory), Some((base, true))) = (&memory, place) {
             // A reader takes it for none meanwhile. Pages that were never used stay so.
-            memory.word(base + at::COMMUNICATOR).store(0, Ordering::Release);
-            (base + 8..base + at::LOG)
-                .step_by(8)
-                .for_each(|word| memory.word(word).store(0, Ordering::Relaxed));
+            let word = |field: usize| memory.word(base + field);
+            word(at::COMMUNICATOR).store(0, Ordering::Release);
+            for fields in
+                used(word(at::COUNT).load(Ordering::Relaxed), word(at::PLACE).load(Ordering::Relaxed))
+            {
+                fields.step_by(8).for_each(|field| word(field).store(0, Ordering::Relaxed));
+            }
         }
         let log = Log { memory, base: place.map_or(0, |(base, _)| base), count: Cell::new(0) };
         log.set(at::PLACE, pair(rank, size));
@@ -259,6 +263,13 @@ fn free_place(memory: &Segment) -> Option<(usize, bool)> {
     let unused = words(memory, at::COMMUNICATOR).find(|(_, id)| *id == 0);
     let left = || words(memory, at::HAS_LEFT).filter(|(_, left)| *left != 0).min_by_key(|(_, left)| *left);
     unused.map(|(place, _)| (place, false)).or_else(|| left().map(|(place, _)| (place, true)))
+}
+
+/// What was written of a log, by its count of operations and its place: pages that were never used stay so.
+fn used(count: u64, place: u64) -> [Range<usize>; 2] {
+    let operations = count.min(at::KEPT as u64) as usize;
+    let peers = (place as u32 as usize).min(at::PEERS_MAX);
+    [8..at::OPERATIONS + operations * at::OPERATION, at::PEERS..at::PEERS + peers * at::PEER]
 }
 
 /// A word of each log, with the place of the log.
