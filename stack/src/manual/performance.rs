@@ -17,10 +17,10 @@
 //!
 //! # Device and path
 //!
-//! - **Driver.** AF_XDP (`af_xdp:eth0`, feature `af_xdp`) before a UDP socket (`udp:ADDRESS`): no system call per packet, and no copy in the kernel where
-//!   the card's driver has zero-copy. On a veth and
-//!   other interfaces in copy mode a UDP socket moves more bytes a second, and AF_XDP has the lower latency. `eth0` takes AF_XDP
-//!   if the process may have it, and the log says which and why.
+//! - **Driver.** AF_XDP (`af_xdp:eth0`, feature `af_xdp`) rather than a UDP socket (`udp:ADDRESS`): no system call per packet,
+//!   and no copy in the kernel if the card's driver supports zero-copy. On a veth and other interfaces in copy mode a UDP socket
+//!   has the higher throughput, and AF_XDP the lower latency. `eth0` uses AF_XDP if the process has the privileges; the choice
+//!   and its reason are logged.
 //! - **One host.** Processes of one user on `udp:` addresses use shared memory automatically (counted as `tx_by_memory` in
 //!   [`driver_stats`](crate::Context::driver_stats)), three to five times as fast as the kernel's UDP. `shm:NAME` needs no
 //!   address.
