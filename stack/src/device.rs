@@ -90,7 +90,7 @@ pub enum DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// The same, but a UDP socket without shared memory: to examine the path through the kernel, packets must take it.
+    /// The same device without shared memory, so that packets take the path through the kernel.
     #[must_use]
     pub fn without_shared_memory(mut self) -> DeviceSpec {
         if let DeviceSpec::Interface { shared_memory, .. }
