@@ -321,7 +321,7 @@ impl Counters {
             .map(|counter| (counter.name(), self.value(counter)))
     }
 
-    /// A counter of other software.
+    /// Sets a count kept by other software.
     pub(crate) fn set(&mut self, counter: Counter, value: u64) {
         self.values[counter as usize] = value;
     }

@@ -609,7 +609,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
         }
     }
 
-    /// The number of different ones.
+    /// `count` different labels.
     fn labels(count: usize) -> String {
         (0..count).map(|number| format!("l{number}=\"x\",")).collect()
     }
