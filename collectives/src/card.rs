@@ -16,7 +16,7 @@ use crate::schedule::Algorithm;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Card {
-    /// The number of its rails, and the rails.
+    /// Its rails; `rail_count` of them are used.
     pub(crate) rails: [RailCard; MAX_RAILS],
     pub(crate) rail_count: U32,
     /// That of rank 0 identifies the communicator.

@@ -222,7 +222,7 @@ impl Promise {
     }
 }
 
-/// A promise with a result in any case: dropping it means that the command is not executed.
+/// A promise that always gets a result: if it is dropped, [`Error::Ended`].
 struct Kept(Arc<Promise>);
 
 impl Drop for Kept {
