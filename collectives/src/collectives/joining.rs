@@ -143,7 +143,7 @@ impl Collectives {
         told.map(|()| all == [1])
     }
 
-    /// Joins a communicator as rank `rank`; `cards` are those of all ranks, in order. It returns at once: ranks connect when an
+    /// Joins a communicator as `rank`; `cards` are those of all ranks, in order. It returns at once: ranks connect when an
     /// operation needs it. The ranks do not determine whether they can share memory: they share it only with
     /// [`SharedMemory::Required`].
     ///
