@@ -6,9 +6,9 @@
 //! ```
 //!
 //! [`Collectives`] is one rank's part: it owns a [`ferroce::Context`] and the memory registered for operations. A
-//! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and address of rank
-//! 0) and [`Options`]. An [`Operation`] is data: kind, input, output, number of elements. Each rank is a process, or a thread. A
-//! rank as a process:
+//! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and the address of
+//! rank 0) and [`Options`]. An [`Operation`] is data: kind, input, output, number of elements. Each rank is a process, or a
+//! thread. A rank as a process:
 //!
 //! ```no_run
 //! use ferroce_collectives::ferroce::{Config, Context, Device};

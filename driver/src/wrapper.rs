@@ -17,8 +17,8 @@ macro_rules! forwarded {
         /// A driver that wraps another one. It overrides the methods that it changes; all other calls go to the inner driver. A
         /// wrapper is a [`PacketDriver`].
         ///
-        /// A `Box` of a driver is a wrapper too. So its methods are ambiguous if both traits are in scope: write `impl
-        /// ferroce_driver::Wrapper for` without importing the name, and in it call the methods of
+        /// A `Box` of a driver is a wrapper too. So its methods are ambiguous if both traits are in scope: write
+        /// `impl ferroce_driver::Wrapper for` without importing the name, and in it call the methods of
         /// [`inner_mut`](Wrapper::inner_mut), or of `*self.port`.
         ///
         /// To examine or drop frames, it passes [`FilteredSink`](crate::FilteredSink) and

@@ -13,9 +13,9 @@ pub struct AfXdpConfig {
     pub interface: String,
     /// The receive and transmit queue of the interface; all of them if `None`.
     pub queue: Option<u32>,
-    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
-    /// 65536. With few of them frames are lost while the receiver is off its core. Several queues divide them, but up to eight
-    ///        queues have at least 2048 each (or all, if there are fewer), and more queues share 16384.
+    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to 65536.
+    /// With few of them frames are lost while the receiver is off its core. Several queues divide them, but up to eight queues
+    /// have at least 2048 each (or all, if there are fewer), and more queues share 16384.
     pub rx_frames: u32,
     /// The most outstanding frames to send, 1 to 1024.
     pub tx_frames: u32,

@@ -113,8 +113,7 @@ impl Context {
         dispatch!(&self.backend, remote(mr))
     }
 
-    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
-    /// gives it a range and a key.
+    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw) assigns a range and a key to it.
     ///
     /// ```
     /// # use std::time::Duration;

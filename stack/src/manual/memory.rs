@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | [`Memory::zeroed`], [`Memory::copy_of`] | owned | the context that holds it | yes |
 //! | [`Memory::shared`], then [`share`](Memory::share) | shared | all contexts and threads with a handle | no |
-//! | [`Memory::from_raw`] (unsafe) | foreign | anybody: a C library, another process | no |
+//! | [`Memory::from_raw`] (unsafe) | foreign | anything with the pointer: a C library, another process | no |
 //! | [`Device::allocate`](crate::driver::gpu::Device::allocate) of [`driver::gpu`] | device | the GPU | no |
 //!
 //! [`Context::read`], [`write`](Context::write), [`load_u64`](Context::load_u64) and [`store_u64`](Context::store_u64) copy, and

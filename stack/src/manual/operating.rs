@@ -70,9 +70,10 @@
 //!
 //! # Captures
 //!
-//! [`driver::pcap::Recorder`] wraps any driver and writes all packets to a pcapng file (`--pcap FILE` of the command); `tcpdump
-//! -s 0 -w run.pcap udp port 4791` captures packets of UDP sockets and of peers, but not those that AF_XDP receives. `ferroce
-//! dissect` prints either file packet by packet, and `ferroce replay` checks both ends in it against the rules of the protocol.
+//! [`driver::pcap::Recorder`] wraps any driver and writes all packets to a pcapng file (`--pcap FILE` of the command);
+//! `tcpdump -s 0 -w run.pcap udp port 4791` captures packets of UDP sockets and of peers, but not those that AF_XDP receives.
+//! `ferroce dissect` prints either file packet by packet, and `ferroce replay` checks both ends in it against the rules of the
+//! protocol.
 //!
 //! # Which peers
 //!

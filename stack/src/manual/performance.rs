@@ -24,9 +24,8 @@
 //! - **One host.** Processes of one user on `udp:` addresses use shared memory automatically (counted as `tx_by_memory` in
 //!   [`driver_stats`](crate::Context::driver_stats)), three to five times as fast as the kernel's UDP. `shm:NAME` needs no
 //!   address.
-//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`); an MTU of 1500
-//!   gives
-//!   1024. A handshake and the connection manager use the largest that both ends support.
+//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`); with an MTU
+//!   of 1500 it is 1024. A handshake and the connection manager use the largest that both ends support.
 //! - **Loss.** After a lost packet all later ones are retransmitted (go-back-N). Between two ferroce ends
 //!   [`selective_repeat`](ReadyToReceive::selective_repeat) retransmits only the lost ones. For congestion control see
 //!   [`Config::congestion`] and [`Config::notification`] (docs/congestion.md). For UDP sockets a small `net.core.rmem_max` limits
@@ -100,10 +99,10 @@
 //!
 //! # How to measure
 //!
-//! `ferroce perf write bw -d eth0` at one host, and the same command with that host's address at the other; `lat` in place of
-//! `bw`; `read`, `send` and `atomic` in place of `write`; the options are perftest's. `--compare` measures two devices in turn.
-//! In the repository `./do bench --bench wire` compares every message size with the driver without a protocol and with the
-//! kernel's TCP and UDP. On a busy machine only ratios within one run are meaningful.
+//! `ferroce perf write bw -d eth0` at one host, and the same command with that host's address at the other; `lat` instead of
+//! `bw`; `read`, `send` and `atomic` instead of `write`; the options are perftest's. `--compare` measures two devices in turn. In
+//! the repository `./do bench --bench wire` compares every message size with the driver without a protocol and with the kernel's
+//! TCP and UDP. On a busy machine only ratios within one run are meaningful.
 //!
 //! Sources: docs/decisions of the repository states the effect of each design decision and its benchmark.
 

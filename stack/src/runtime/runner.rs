@@ -206,7 +206,7 @@ impl Runner {
             let _ = state_of_thread.thread.set(thread::current().id());
             // The receiver is missing only if `start` itself has ended.
             let _ = pinned.send(core.map_or(Ok(()), pin_to_core));
-            // It comes to a thread that is where it should be.
+            // The thread is already on its core.
             let context = seat.recv().ok()?;
             let mut turns = Turns::new(context, idle, state_of_thread);
             // After a panic the context is only dropped.

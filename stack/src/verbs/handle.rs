@@ -65,6 +65,6 @@ pub struct Ah(pub(crate) Handle);
 pub struct Qp(pub(crate) Handle);
 
 impl Qp {
-    /// Names no queue pair: no context has so many.
+    /// Names no queue pair: no context has this many.
     pub(crate) const NONE: Qp = Qp(Handle { index: u32::MAX, generation: u32::MAX });
 }

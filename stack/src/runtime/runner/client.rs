@@ -81,15 +81,15 @@ impl Client {
         self.changed = true;
     }
 
-    /// Moves completions to the handle as far as there is room; returns how many. The others stay in
-    /// their queues, for the next handle if this one is gone.
+    /// Moves completions to the handle as far as there is room; returns how many. The others stay in their queues, for the next
+    /// handle if this one was dropped.
     pub(super) fn deliver(&mut self, context: &mut Context, claims: &Claims) -> usize {
         if self.desk.has_left() {
             return 0;
         }
         let mut delivered = 0;
         let mut n = 0;
-        // What is held comes first.
+        // Held deliveries are first.
         while n < self.cqs.len() && self.held.is_empty() {
             let cq = self.cqs[n];
             if self.deliveries.is_full() {
