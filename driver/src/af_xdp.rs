@@ -26,8 +26,8 @@
 //! counted there. So each frame must arrive on the right queue:
 //!
 //! - A network card is configured with rules. The simplest configuration is an address for each context, because the peers need
-//!   no configuration: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends packets to 10.0.0.2 to queue
-//!   1.
+//!   no configuration: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends packets to 10.0.0.2 to
+//!   queue 1.
 //! - A veth delivers a frame to the queue with the number of the sender's queue, independent of its contents: the port on queue 1
 //!   receives only from queue 1 of the other end.
 //!
@@ -50,8 +50,8 @@
 //! tc qdisc add dev veth0 root pfifo            # a full veth holds senders back; without, it drops
 //! ```
 //!
-//! The poll loop must then block when it finds nothing (`Poller::blocking`), because the thread needs the core. `echo 0 >
-//! …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
+//! The poll loop must then block when it finds nothing (`Poller::blocking`), because the thread needs the core.
+//! `echo 0 > …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
 
 mod assembly;
 mod attachment;
