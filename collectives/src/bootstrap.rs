@@ -1,4 +1,4 @@
-//! How the ranks find each other.
+//! How the ranks meet.
 //!
 //! - `bootstrap/launcher.rs`: the variables that launchers set
 //! - `bootstrap/unique_id.rs`: the number of a job
@@ -21,12 +21,12 @@ pub use unique_id::UniqueId;
 /// The most ranks of a communicator.
 pub const MAX_SIZE: u32 = 4096;
 
-/// Who this rank is, and where rank 0 is to be met.
+/// This rank's number, the number of ranks, and the address of rank 0.
 ///
-/// The ranks meet over TCP, which has nothing to do with the RoCE traffic and may use another
-/// network: rank 0 listens, the others connect. Nothing of it is encrypted or authenticated, and it
-/// tells the keys of the memory that ranks write to each other: it belongs on a trusted network, as
-/// RoCE does. Whoever speaks no such protocol costs the ranks a moment; whoever speaks it can take a rank.
+/// The ranks meet over TCP, independent of the RoCE traffic and possibly on another network: rank 0 listens, the others connect.
+/// The connections are neither encrypted nor authenticated, and carry the keys of the memory that ranks write to each other: use
+/// a trusted network, as for RoCE. Connections with another protocol only delay the ranks for a moment; an attacker that uses
+/// this protocol can take a rank's place.
 #[derive(Debug)]
 pub struct Bootstrap {
     pub(crate) rank: u32,
@@ -35,14 +35,14 @@ pub struct Bootstrap {
     pub(crate) listen: SocketAddr,
     pub(crate) listener: Option<TcpListener>,
     pub(crate) timeout: Duration,
-    /// What rank 0 lets in.
+    /// The connections that rank 0 accepts.
     pub(crate) nonce: u64,
     launcher: Option<Launcher>,
 }
 
-/// For how long ranks are waited for.
+/// How long to wait for ranks.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two questions for a name that is not known yet.
+/// The time between two look-ups of a name that does not resolve yet.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 impl Bootstrap {
@@ -61,8 +61,8 @@ impl Bootstrap {
         Ok(Bootstrap { rank, size, master, listen: master, listener, timeout: TIMEOUT, nonce: 0, launcher })
     }
 
-    /// Rank `rank` of `size`, of the job that `id` names. Rank 0 adds the [`listener`](Bootstrap::listener) that came with the id;
-    /// without it, it listens at the id's address.
+    /// Rank `rank` of `size`, of the job `id`. Rank 0 adds the [`listener`](Bootstrap::listener) created with the id; without it,
+    /// it listens at the id's address.
     ///
     /// # Errors
     /// As [`new`](Bootstrap::new).
@@ -70,28 +70,28 @@ impl Bootstrap {
         Ok(Bootstrap { nonce: id.nonce(), ..Bootstrap::new(rank, size, id.address())? })
     }
 
-    /// From what a launcher has set. The first one counts whose variable of the rank is there:
+    /// From the variables of a launcher. The first launcher in this table whose rank variable is set is used:
     ///
-    /// | launcher | rank, size | where rank 0 is |
+    /// | launcher | rank, size | address of rank 0 |
     /// |---|---|---|
     /// | ferroce's own | `FERROCE_RANK`, `FERROCE_SIZE` | the variables below |
-    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`; `MASTER_PORT`, but where its agent's store has it a port derived from it |
-    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `127.0.0.1` if all are on one host, else where mpirun is |
-    /// | PMI (MPICH, Intel MPI, Cray) | `PMI_RANK`, `PMI_SIZE` | the variables below; in a job of Slurm as there |
+    /// | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`; `MASTER_PORT`, or a port derived from it if its agent's store uses `MASTER_PORT` |
+    /// | Open MPI | `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` | `127.0.0.1` if all are on one host, otherwise the host of mpirun |
+    /// | PMI (MPICH, Intel MPI, Cray) | `PMI_RANK`, `PMI_SIZE` | the variables below; in a Slurm job as for Slurm |
     /// | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST` |
     /// | Kubernetes, an indexed job | `JOB_COMPLETION_INDEX`, `FERROCE_SIZE` | `FERROCE_MASTER_ADDR` |
     ///
-    /// Rank and size are these. With `FERROCE_UNIQUE_ID`, a [`UniqueId`], the ranks meet as it says. Without it, `FERROCE_MASTER_ADDR`
-    /// and `FERROCE_MASTER_PORT` go before `MASTER_ADDR` and `MASTER_PORT`, and these before what a launcher tells. Ranks of Open MPI
-    /// and Slurm, and those of torchrun whose agent's store has `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`), derive a port
-    /// from 20000 to 29999 from the job that is theirs alone, and let in nobody of another job; those of Kubernetes have 29500.
+    /// With `FERROCE_UNIQUE_ID`, a [`UniqueId`], the ranks meet at its address. Without it, `FERROCE_MASTER_ADDR` and
+    /// `FERROCE_MASTER_PORT` have priority over `MASTER_ADDR` and `MASTER_PORT`, and these over the launcher's address. Ranks of
+    /// Open MPI and Slurm, and those of torchrun whose agent's store uses `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE=True`),
+    /// derive a port from 20000 to 29999 from the job, and refuse ranks of other jobs; those of Kubernetes use 29500.
     ///
-    /// If the address is a name, rank 0 listens on all addresses of its family, since a machine's own name often resolves to a loopback
-    /// address. A name of Kubernetes is that of the pod with index 0 behind a headless service (`JOB-0.SERVICE`). It is waited for, since
-    /// pods are known only when they run.
+    /// If the address is a name, rank 0 listens on all addresses of its family, since a machine's own name often resolves to a
+    /// loopback address. With Kubernetes, the name is that of the pod with index 0 in a headless service (`JOB-0.SERVICE`). Ranks
+    /// wait until it resolves, since pods are in DNS only while they run.
     ///
     /// # Errors
-    /// [`Error::Environment`] names the variable, its value, and what would be right; [`Error::Invalid`].
+    /// [`Error::Environment`] names the variable, its value, and the valid ones; [`Error::Invalid`].
     pub fn from_env() -> Result<Bootstrap, Error> {
         Bootstrap::from_variables(|name| env::var(name).ok())
     }
@@ -141,7 +141,7 @@ impl Bootstrap {
         Ok(Bootstrap { launcher: Some(launcher), ..bootstrap })
     }
 
-    /// Waits for other ranks for at most `timeout`, 60 s unless told otherwise.
+    /// Waits for other ranks for at most `timeout`; 60 s by default.
     pub fn timeout(self, timeout: Duration) -> Bootstrap {
         Bootstrap { timeout, ..self }
     }
@@ -161,12 +161,12 @@ impl Bootstrap {
         self.size
     }
 
-    /// Where rank 0 is met.
+    /// The address of rank 0.
     pub fn master(&self) -> SocketAddr {
         self.master
     }
 
-    /// Who has told which rank this is, if not the program itself.
+    /// The launcher that set this rank, if not the program itself.
     pub fn launcher(&self) -> Option<Launcher> {
         self.launcher
     }

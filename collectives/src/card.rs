@@ -1,4 +1,4 @@
-//! What the other ranks must know of a rank.
+//! The data of a rank that other ranks need.
 
 use ferroce::driver::segment::Ticket;
 use ferroce::{Context, Gid, PathMtu};
@@ -11,19 +11,19 @@ use crate::options::{Options, SharedMemory};
 use crate::ports::{MAX_RAILS, Port};
 use crate::schedule::Algorithm;
 
-/// What the other ranks of a communicator must know of a rank: plain bytes, to be given to all by whatever means.
-/// [`Collectives::card`](crate::Collectives::card) makes one. Integers are big-endian.
+/// The data of a rank that the other ranks of a communicator need: plain bytes, sent to all by any means.
+/// [`Collectives::card`](crate::Collectives::card) returns it. Integers are big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Card {
-    /// Its rails, of which there are so many.
+    /// Its rails; `rail_count` of them are used.
     pub(crate) rails: [RailCard; MAX_RAILS],
     pub(crate) rail_count: U32,
-    /// Rank 0's names the communicator.
+    /// That of rank 0 identifies the communicator.
     pub(crate) nonce: U64,
-    /// What only ranks of its host have too.
+    /// The identifier of its host.
     pub(crate) host: [u8; 16],
-    /// What all ranks must have in common.
+    /// The values that all ranks must share.
     pub(crate) chunk_bytes: U32,
     pub(crate) eager_bytes: U32,
     pub(crate) algorithm: U32,
@@ -33,7 +33,7 @@ pub struct Card {
     pub(crate) byte_order: [u8; 4],
     /// 1 if the rank has a device that reduces.
     pub(crate) device: U32,
-    /// What ranks of its host open its board by; nonce 0 if it has none.
+    /// The data with which ranks of its host open its board; nonce 0 if it has none.
     pub(crate) board_pid: U32,
     pub(crate) board_fd: U32,
     pub(crate) board_bytes: U32,
@@ -41,7 +41,7 @@ pub struct Card {
     pub(crate) board_nonce: U64,
 }
 
-/// What others must know of one port of a rank.
+/// The data of one port of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct RailCard {
@@ -49,12 +49,12 @@ pub(crate) struct RailCard {
     /// The queue pair for control messages.
     pub(crate) qpn: U32,
     pub(crate) qkey: U32,
-    /// The largest that the port has room for, in bytes.
+    /// The largest path MTU of the port, in bytes.
     path_mtu: U32,
 }
 
 impl RailCard {
-    /// That of a port.
+    /// The data of a port.
     pub(crate) fn of(port: &Port, options: &Options) -> Result<RailCard, Error> {
         let (index, path_mtu) = gid_index(&port.context, options)?;
         Ok(RailCard {
@@ -75,7 +75,7 @@ impl Card {
     /// Bytes of a card.
     pub const LEN: usize = size_of::<Card>();
 
-    /// 1 to 4 in the byte order of this machine, which is that of the elements.
+    /// 1 to 4 in the byte order of this machine, which is the byte order of elements.
     pub(crate) const BYTE_ORDER: [u8; 4] = 0x0102_0304_u32.to_ne_bytes();
 
     /// The bytes.
@@ -85,12 +85,12 @@ impl Card {
         bytes
     }
 
-    /// From the bytes of one.
+    /// Parses the bytes of a card.
     pub fn from_bytes(bytes: &[u8; Card::LEN]) -> Card {
         zerocopy::transmute!(*bytes)
     }
 
-    /// What ranks of its host open its board by.
+    /// The data with which ranks of its host open its board.
     pub(crate) fn board(&self) -> Ticket {
         Ticket {
             pid: self.board_pid.get(),
@@ -106,7 +106,7 @@ impl Card {
         &self.rails[..(self.rail_count.get() as usize).min(MAX_RAILS)]
     }
 
-    /// What rank `rank`, whose card this is, and rank `peer` must have in common and have not, in words.
+    /// Differences between rank `rank`, whose card this is, and rank `peer` in values that must be equal, in words.
     pub(crate) fn difference(&self, rank: u32, other: &Card, peer: u32) -> Option<String> {
         let number = |value: U32| value.to_string();
         let algorithm = |value: U32| {
@@ -140,7 +140,7 @@ impl Card {
     }
 }
 
-/// Which row of the GID table messages leave from, and the largest path MTU there.
+/// The row of the GID table for messages, and its largest path MTU.
 pub(crate) fn gid_index(context: &Context, options: &Options) -> Result<(usize, PathMtu), Error> {
     let port = context.port();
     let gids = &port.gids;
@@ -162,11 +162,11 @@ pub(crate) fn gid_index(context: &Context, options: &Options) -> Result<(usize, 
     Ok((index, options.path_mtu.map_or(largest, |wanted| wanted.min(largest))))
 }
 
-/// How much a channel of a communicator of `size` ranks may have under way.
+/// The most outstanding data of a channel of a communicator of `size` ranks.
 pub(crate) fn limits(options: &Options, size: u32) -> Limits {
     let chunk = options.chunk_bytes.next_multiple_of(64);
     let peers = size.saturating_sub(1).max(1);
-    // A rank that talks to very many has less for each.
+    // A rank with very many peers has less for each.
     let depth = (4096 / peers).clamp(8, 64);
     let eager = options.eager_bytes.next_multiple_of(64);
     let chunks = (64 / peers).clamp(4, 8);

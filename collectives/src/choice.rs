@@ -8,43 +8,43 @@ use ferroce::driver::gpu::MAX_SOURCES;
 use crate::operation::Kind;
 use crate::schedule::{Algorithm, Hosts};
 
-/// What messages between ranks cost. All ranks of a communicator have the same one: it decides which algorithm they take.
+/// The cost of messages between ranks. All ranks of a communicator have the same model, which determines the algorithms.
 ///
-/// How far messages go and how many meet on a link depends on who sends to whom. So there is a pace for each way in which
-/// algorithms send: to the next rank, to all others at once, to the partners of recursive halving, and between hosts.
+/// The distance of messages and the load of links depend on the pattern of communication. So there is a pace for each pattern of
+/// the algorithms: to the next rank, to all others at once, to the partners of recursive halving, and between hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Model {
-    /// From the start of a short message to its end at the next rank, while all ranks send.
+    /// The latency of a short message to the next rank, while all ranks send.
     pub latency: Duration,
-    /// What one more short message costs a rank that sends several at once.
+    /// The cost of each additional short message that a rank sends at once.
     pub overhead: Duration,
-    /// Bytes in a second from a rank to the next one, while all ranks send and receive.
+    /// Bytes per second from a rank to the next one, while all ranks send and receive.
     pub bytes_per_second: f64,
-    /// Bytes in a second that a rank sends, while each sends to all others at once: less where links between switches are
-    /// fewer than ranks, or chance puts several messages on one of them.
+    /// Bytes per second of a rank, while each sends to all others at once: less if there are fewer links between switches than
+    /// ranks, or if several messages share a link by chance.
     pub exchanged_per_second: f64,
     /// Between the partners of recursive halving, on average from near to far.
     pub halving: Pace,
     /// From each rank to one of the next host, if each host has as many ranks.
     pub hosts: Pace,
-    /// Bytes in a second that a rank reduces.
+    /// Bytes per second that a rank reduces.
     pub reduced_per_second: f64,
 }
 
-/// How fast messages go where all ranks send in one way.
+/// The latency and bandwidth of one pattern of communication.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(clippy::exhaustive_structs, reason = "a line: where it begins and how steep it is")]
 pub struct Pace {
-    /// From the start of a short message to its end.
+    /// The latency of a short message.
     pub latency: Duration,
-    /// Bytes in a second that a rank sends.
+    /// Bytes per second that a rank sends.
     pub bytes_per_second: f64,
 }
 
 impl Default for Model {
-    /// A port of 25 Gb/s that is polled.
+    /// A port of 25 Gb/s with polling.
     fn default() -> Model {
         let pace = Pace { latency: Duration::from_micros(10), bytes_per_second: 3e9 };
         Model {
@@ -60,24 +60,24 @@ impl Default for Model {
 }
 
 impl Model {
-    /// From the start of a short message to its end at the other rank, however ranks send.
+    /// The latency of a short message, for all patterns.
     pub fn latency(self, latency: Duration) -> Self {
         let [halving, hosts] = [self.halving, self.hosts].map(|pace| Pace { latency, ..pace });
         Model { latency, halving, hosts, ..self }
     }
 
-    /// What one more short message costs.
+    /// The cost of each additional short message.
     pub fn overhead(self, overhead: Duration) -> Self {
         Model { overhead, ..self }
     }
 
-    /// Bytes in a second from a rank, however ranks send.
+    /// Bytes per second from a rank, for all patterns.
     pub fn bytes_per_second(self, bytes_per_second: f64) -> Self {
         let [halving, hosts] = [self.halving, self.hosts].map(|pace| Pace { bytes_per_second, ..pace });
         Model { bytes_per_second, exchanged_per_second: bytes_per_second, halving, hosts, ..self }
     }
 
-    /// Bytes in a second from a rank, while each sends to all others at once.
+    /// Bytes per second from a rank, while each sends to all others at once.
     pub fn exchanged_per_second(self, exchanged_per_second: f64) -> Self {
         Model { exchanged_per_second, ..self }
     }
@@ -92,12 +92,12 @@ impl Model {
         Model { hosts, ..self }
     }
 
-    /// Bytes in a second that a rank reduces.
+    /// Bytes per second that a rank reduces.
     pub fn reduced_per_second(self, reduced_per_second: f64) -> Self {
         Model { reduced_per_second, ..self }
     }
 
-    /// From what any rank may have told.
+    /// From numbers received from any rank, which may be invalid.
     pub(crate) fn from_seconds(seconds: Seconds) -> Model {
         let numbers = seconds
             .to_numbers()
@@ -118,21 +118,21 @@ impl Model {
     }
 }
 
-/// A model in seconds, and in seconds for each byte, as ranks measure it and tell each other.
+/// A model in seconds and seconds per byte, as ranks measure and exchange it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Seconds {
     pub(crate) latency: f64,
     pub(crate) overhead: f64,
     pub(crate) byte: f64,
     pub(crate) exchanged: f64,
-    /// Latency, and for each byte.
+    /// Latency, and time per byte.
     pub(crate) halving: [f64; 2],
     pub(crate) hosts: [f64; 2],
     pub(crate) reduced: f64,
 }
 
 impl Seconds {
-    /// How many numbers it has.
+    /// The number of its values.
     pub(crate) const COUNT: usize = 9;
 
     pub(crate) fn to_numbers(self) -> [f64; Seconds::COUNT] {
@@ -193,7 +193,7 @@ impl fmt::Display for Model {
         for (name, pace) in [("by halving", halving), ("between hosts", hosts)] {
             write!(f, "{:.2} µs and {:.2} GB/s {name}, ", micros(pace.latency), pace.bytes_per_second / 1e9)?;
         }
-        /// As measured in virtual time, which passes by messages alone.
+        /// As measured in virtual time, which only messages advance.
         const FREE: f64 = 1e12;
         match reduced_per_second {
             FREE.. => f.write_str("reductions free"),
@@ -202,23 +202,23 @@ impl fmt::Display for Model {
     }
 }
 
-/// What is to be done, as far as its cost depends on it.
+/// The parameters of an operation that determine its cost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
     pub(crate) kind: Kind,
-    /// Bytes of the longer one of input and output, at the rank that has most.
+    /// Bytes of the longer one of input and output, at the rank with the most.
     pub(crate) bytes: usize,
     pub(crate) ranks: usize,
     pub(crate) chunk: usize,
-    /// Partial results that travel would be rounded to the elements' type, which is a small one.
+    /// Partial results on the wire would be rounded to the elements' type, which is a small one.
     pub(crate) is_small_float: bool,
     /// A rank has a device that reduces.
     pub(crate) is_on_device: bool,
-    /// Why it can't be done on memory that all ranks have mapped, if it can't.
+    /// Why memory mapped by all ranks can't be used, if it can't.
     pub(crate) unmapped: Option<&'static str>,
 }
 
-/// What each algorithm would cost, and which one is taken.
+/// The predicted cost of each algorithm, and the chosen one.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {
@@ -226,9 +226,9 @@ pub struct Explanation {
     pub operation: String,
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Why that one, in words.
+    /// The reason, in words.
     pub reason: String,
-    /// What each one costs by the model, or why there is none.
+    /// The cost of each algorithm by the model, or why it is not applicable.
     pub costs: Vec<(Algorithm, Result<Duration, &'static str>)>,
     /// The model.
     pub model: Model,
@@ -247,10 +247,10 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Operands that a reduction has at most.
+/// The most operands of a reduction.
 const SOURCES_MAX: usize = ferroce::driver::reduction::MAX_SPANS;
 
-/// Why an algorithm can't carry out an operation, if it can't.
+/// Why an algorithm can't execute an operation, if it can't.
 pub(crate) fn problem(algorithm: Algorithm, demand: &Demand, hosts: &Hosts) -> Option<&'static str> {
     let Demand { kind, ranks, .. } = *demand;
     let members = if algorithm == Algorithm::Hierarchical { hosts.each().unwrap_or(0) } else { ranks };
@@ -271,7 +271,7 @@ pub(crate) fn problem(algorithm: Algorithm, demand: &Demand, hosts: &Hosts) -> O
     }
 }
 
-/// Seconds that an operation takes.
+/// The predicted seconds of an operation.
 fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> f64 {
     use Algorithm as A;
     let Demand { kind, bytes, ranks, chunk, .. } = *demand;
@@ -289,17 +289,17 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
     let part = others / n;
     let levels = f64::from(usize::BITS - (ranks - 1).leading_zeros());
     let chunk = s.min(chunk as f64);
-    // Moving all of it once to the next rank or to many, and reducing it.
+    // Time to move all elements once to the next rank or to many, and to reduce them.
     let (all, spread, sum) = (s * beta, s * exchanged, s * gamma);
     let burst = |messages: f64| alpha + (messages - 1.0).max(0.0) * more;
-    // In a tree a rank has two children: the first chunk takes twice its time at each level but the root's, which has one. Levels
-    // are as far apart as those of halving.
+    // In a tree a rank has two children: the first chunk takes twice its time at each level except the root's, which has one. The
+    // distances between levels are those of halving.
     let first = (2.0 * levels - 1.0).max(0.0) * chunk;
     let rest = s - chunk;
     let each = hosts.each().unwrap_or(1) as f64;
     let outside = n / each;
     match (kind, algorithm) {
-        // Two looks at the others, and each element read and written by the processor.
+        // Two synchronisations with the others, and one read and write of each element by the CPU.
         (_, A::Mapped) => 0.5e-6 + 2.0 * sum,
         (Kind::AllReduce, A::Direct) => burst(others) + others * (spread + sum),
         (Kind::AllReduce, A::TwoStep) => 2.0 * burst(others) + part * (2.0 * spread + sum),
@@ -339,7 +339,7 @@ fn cost(model: &Model, demand: &Demand, algorithm: Algorithm, hosts: &Hosts) -> 
     }
 }
 
-/// The algorithm for an operation, and why. `forced` is taken if it can be.
+/// The algorithm for an operation, with the reason. `forced` is used if possible.
 pub(crate) fn choose(
     model: &Model,
     demand: &Demand,
@@ -354,7 +354,7 @@ pub(crate) fn choose(
         return (Algorithm::Mapped, Why::SharesMemory);
     }
     if demand.is_small_float && demand.kind.reduces() {
-        // Only these add up all elements before they round.
+        // Only these add all elements before rounding.
         let rounds_once = [Algorithm::Direct, Algorithm::TwoStep];
         let best =
             cheapest(model, demand, hosts, rounds_once.into_iter().filter(|algorithm| can(*algorithm)));
@@ -362,7 +362,7 @@ pub(crate) fn choose(
             return (best, Why::RoundsOnce);
         }
     }
-    // What is no longer than a chunk is in one stage at a time.
+    // An operation of at most one chunk is in one stage at a time.
     let overlaps = demand.bytes > demand.chunk || demand.ranks > MAX_SOURCES;
     if demand.is_on_device && overlaps && demand.kind.reduces() && can(Algorithm::Ring) {
         return (Algorithm::Ring, Why::OnDevice);
@@ -371,7 +371,7 @@ pub(crate) fn choose(
     (best.unwrap_or(Algorithm::Direct), Why::Cheapest)
 }
 
-/// Why an algorithm is taken.
+/// Why an algorithm is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     Forced,
@@ -391,7 +391,7 @@ fn cheapest(
     algorithms.min_by(|a, b| cost(a).total_cmp(&cost(b)))
 }
 
-/// The choice, and what it is made of.
+/// The choice, with its input.
 pub(crate) fn explain(
     model: &Model,
     demand: &Demand,
@@ -445,7 +445,8 @@ mod tests {
         Hosts::new(&(0..ranks).map(|rank| rank / each).collect::<Vec<_>>())
     }
 
-    /// Along a ring copies, wire and reductions overlap, of two operands each, which a device takes of however many ranks.
+    /// In a ring, copies, transmission and reductions overlap. Reductions have two operands each, so a device supports any number
+    /// of ranks.
     #[test]
     fn long_operations_of_devices_and_those_of_many_go_along_a_ring() {
         let choice = |bytes, ranks| {
@@ -472,7 +473,7 @@ mod tests {
         assert_eq!(choice(Kind::AllToAll, 1 << 20, 8), Algorithm::Direct);
     }
 
-    /// 64 ranks on eight leaves with half as many uplinks as hosts, as the fabric of `ferroce fabric allreduce` measures it.
+    /// 64 ranks on eight leaf switches with half as many uplinks as hosts, as measured by `ferroce fabric allreduce`.
     #[test]
     fn who_meets_on_links_between_switches_has_a_pace_of_its_own() {
         let pace = |nanos, bytes_per_second| Pace { latency: Duration::from_nanos(nanos), bytes_per_second };
@@ -509,7 +510,7 @@ mod tests {
         }
     }
 
-    /// Each rank of a tree but the root sends to two, so that a chunk takes its time twice at each level.
+    /// Each rank of a tree except the root sends to two, so a chunk takes twice its time at each level.
     #[test]
     fn a_chunk_goes_to_two_children_at_each_level() {
         let model =

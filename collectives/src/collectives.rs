@@ -31,15 +31,13 @@ use crate::{
     Algorithm, At, Bootstrap, DataType, Error, MAX_SIZE, Operation, Options, Reduction, SharedMemory,
 };
 
-/// Memory that is registered for operations. It is named by this handle until [`Collectives::deregister`] gives the memory
-/// back.
+/// A handle of memory registered for operations. It is valid until [`Collectives::deregister`] returns the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer {
     pub(crate) mr: Mr,
 }
 
-/// A group of ranks that carry out operations together, and this rank's place among them. A handle: [`Collectives`] has what
-/// it names.
+/// A handle of a group of ranks that execute operations together. [`Collectives`] owns the communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Communicator {
     handle: Handle,
@@ -53,14 +51,14 @@ impl Communicator {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(self) -> u32 {
         self.size
     }
 }
 
-/// Operations that have begun together. A handle, until [`test`](Collectives::test) or [`wait`](Collectives::wait) has said how
-/// they ended.
+/// A handle of operations started together, valid until [`test`](Collectives::test) or [`wait`](Collectives::wait) has returned
+/// their result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "an operation has ended when `test` or `wait` says so"]
 pub struct Request(Handle);
@@ -72,38 +70,39 @@ struct Pending {
     count: u64,
 }
 
-/// The communicators of one process on one context, which it owns. One thread owns it; [`Runner`](crate::Runner) gives it one.
+/// The communicators of one process on one context, which it owns. One thread owns it, such as that of a
+/// [`Runner`](crate::Runner).
 ///
-/// Operations go on only in [`poll`](Collectives::poll), and in [`test`](Collectives::test) and [`wait`](Collectives::wait), which call
-/// it. Other ranks get their answers only there, too: whoever computes for long polls now and then, at least once in
-/// [`Options::retry_budget`], or leaves that to a runner.
+/// Operations make progress only in [`poll`](Collectives::poll), and in [`test`](Collectives::test) and
+/// [`wait`](Collectives::wait), which call it. Other ranks are answered only there, too: a thread that computes for long must
+/// poll from time to time, at least once per [`Options::retry_budget`], or use a runner.
 pub struct Collectives {
     ports: Ports,
     computer: Computer,
     poller: Poller,
     buffers: Vec<Buffer>,
-    /// Memory that is shared with the processes of this host.
+    /// Memory shared with the processes of this host.
     host: Host,
     recorder: Recorder,
-    /// What is done in turns with nothing to do.
+    /// The idle action.
     idler: Idler,
-    /// Turns on mapped memory alone, since packets were looked at.
+    /// Turns on mapped memory only, since the last poll of the ports.
     turns_on_memory: u32,
     groups: Slab<Group>,
-    /// Others may know this process's ports.
+    /// Other ranks may know this process's ports.
     has_card: bool,
-    /// Communicators that have shrunk, with what was made of them: their ranks may still be asked who is left.
+    /// Communicators that have shrunk, with the resulting ones: their ranks may still be asked for the remaining ranks.
     shrunk: Vec<(Handle, Handle)>,
     requests: Slab<Pending>,
 }
 
 const UNKNOWN: Error = Error::InvalidHandle { what: "communicator" };
 
-/// What waits in a turn looks after things other than frames so often.
+/// How often a wait checks other things than frames.
 const LONGEST: Duration = Duration::from_millis(2);
 
 impl Collectives {
-    /// On a context.
+    /// Creates collectives on a context.
     ///
     /// # Errors
     /// [`Error::Verbs`], such as too few queue pairs; [`Error::Memory`].
@@ -111,12 +110,12 @@ impl Collectives {
         Collectives::reducing(context, None)
     }
 
-    /// As [`new`](Collectives::new), with a GPU that reduces. Its memory is what [`allocate`](Collectives::allocate) gives. What it reduces
-    /// with is built here, which may take seconds the first time.
+    /// As [`new`](Collectives::new), with a GPU that reduces. [`allocate`](Collectives::allocate) returns its memory. The kernels
+    /// are compiled here, which may take seconds the first time.
     ///
-    /// Kernels that write a buffer have ended (`clFinish`, `cudaStreamSynchronize`, or an event) before an operation with it
-    /// begins, and those that read it begin behind it: operations wait for no stream of the program's. Other ranks may have another
-    /// device, or none.
+    /// Kernels that write a buffer must have finished (`clFinish`, `cudaStreamSynchronize`, or an event) before an operation with
+    /// it starts, and those that read it must start after it: operations do not wait for streams of the program. Other ranks may
+    /// have another device, or none.
     ///
     /// # Errors
     /// As [`new`](Collectives::new); [`Error::Gpu`].
@@ -145,20 +144,20 @@ impl Collectives {
         })
     }
 
-    /// Without a flight recorder, which is for whoever watches processes: the ranks of a simulation are nobody's to watch. To be
-    /// called before cards and communicators are made, of which none is recorded then.
+    /// Turns off the flight recorder, for example for the ranks of a simulation. Call it before cards and communicators are
+    /// created; none of them is then recorded.
     #[must_use]
     pub fn unrecorded(self) -> Collectives {
         Collectives { recorder: Recorder::off(), ..self }
     }
 
-    /// Adds a port, a rail: to a rank's peers with as many ports their rails of the same number lead, the first to the first, and
-    /// long operations go by all of them, each port with as much as it moves. A rail that fails is left in the middle of an operation,
-    /// which ends by the others; one that comes back is taken up again. [`finish`](Collectives::finish) closes it.
+    /// Adds a port, a rail. Rails with the same number connect two ranks, the first to the first, and long operations use all of
+    /// them, each port according to its throughput. If a rail fails in the middle of an operation, the operation completes on the
+    /// others; a rail that recovers is used again. [`finish`](Collectives::finish) closes it.
     ///
-    /// All ports must reach the memory: [`allocate`](Collectives::allocate) gives such, and [`register`](Collectives::register)
-    /// takes no owned memory any more. What the ports are, ranks need not have in common; ranks have as many rails to each other as
-    /// the one with fewer ports.
+    /// All ports must access the memory: that of [`allocate`](Collectives::allocate) is suitable, and
+    /// [`register`](Collectives::register) no longer takes owned memory. Ranks may have different kinds of ports; two ranks have
+    /// as many rails as the one with fewer ports.
     ///
     /// ```
     /// # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -174,7 +173,7 @@ impl Collectives {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`MAX_RAILS`], and once there are communicators, cards or buffers; [`Error::Verbs`],
+    /// [`Error::Invalid`] for more than [`MAX_RAILS`], and after communicators, cards or buffers were created; [`Error::Verbs`],
     /// [`Error::Memory`].
     pub fn add_rail(&mut self, context: Context) -> Result<(), Error> {
         if self.rails() == MAX_RAILS {
@@ -187,27 +186,27 @@ impl Collectives {
         self.ports.add(context)
     }
 
-    /// How many ports there are.
+    /// The number of ports.
     pub fn rails(&self) -> usize {
         self.ports.count()
     }
 
-    /// The context of the first port, to look at its counters and its port.
+    /// The context of the first port, to read its counters and its port.
     pub fn context(&self) -> &Context {
         &self.ports
     }
 
-    /// The context of a rail; [`context`](Collectives::context) is that of the first, which has the number 0.
+    /// The context of a rail; [`context`](Collectives::context) returns that of rail 0.
     pub fn rail(&self, rail: usize) -> Option<&Context> {
         (rail < self.rails()).then(|| &self.ports.of(rail).context)
     }
 
-    /// When a port has something to do of itself, as [`Context::next_timeout`]; for loops in virtual time.
+    /// When a port has something to do without a frame, as [`Context::next_timeout`]; for loops in virtual time.
     pub fn next_timeout(&self) -> Option<Nanos> {
         self.ports.next_timeout()
     }
 
-    /// Which algorithm an operation takes, what each would cost, and by which model.
+    /// The algorithm of an operation, the predicted cost of each algorithm, and the model.
     ///
     /// ```
     /// # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -225,7 +224,7 @@ impl Collectives {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for counts, roots and peers that do not fit; [`Error::InvalidHandle`].
+    /// [`Error::Invalid`] for invalid counts, roots and peers; [`Error::InvalidHandle`].
     pub fn explain(&self, communicator: Communicator, operation: &Operation) -> Result<Explanation, Error> {
         self.group(communicator)?.explain(operation)
     }
@@ -248,20 +247,20 @@ impl Collectives {
         self.wait(request)
     }
 
-    /// Begins an operation. Nothing is sent before the next [`poll`](Collectives::poll); ranks that share memory see it at once.
+    /// Starts an operation. Nothing is sent before the next [`poll`](Collectives::poll); ranks that share memory see it at once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for counts, roots and buffers that do not fit; [`Error::Failed`] of a communicator that has failed;
+    /// [`Error::Invalid`] for invalid counts, roots and buffers; [`Error::Failed`] of a communicator that has failed;
     /// [`Error::InvalidHandle`].
     pub fn start(&mut self, communicator: Communicator, operation: &Operation) -> Result<Request, Error> {
         self.start_all(communicator, std::slice::from_ref(operation))
     }
 
-    /// Begins several operations as one request, which has ended when all of them have. Operations of two ranks are begun so
-    /// where each waits for the other.
+    /// Starts several operations as one request, which completes when all of them have. Use it for operations of two ranks that
+    /// wait for each other.
     ///
     /// # Errors
-    /// As [`start`](Collectives::start), of the first operation that is refused; none has begun then.
+    /// As [`start`](Collectives::start), for the first invalid operation; none has started then.
     pub fn start_all(
         &mut self,
         communicator: Communicator,
@@ -270,7 +269,7 @@ impl Collectives {
         self.start_by(communicator, operations, None, false)
     }
 
-    /// As [`start_all`](Collectives::start_all), by an algorithm; an operation of the program or of the communicator's own.
+    /// As [`start_all`](Collectives::start_all), with an algorithm; for operations of the program or of the communicator itself.
     fn start_by(
         &mut self,
         communicator: Communicator,
@@ -278,11 +277,11 @@ impl Collectives {
         forced: Option<Algorithm>,
         is_own: bool,
     ) -> Result<Request, Error> {
-        // Nothing happens before the next poll, which tells the time.
+        // Nothing happens before the next poll, which passes the time.
         let now = self.ports.now();
         let mut first = None;
         if operations.len() > 1 {
-            // None begins if one is refused.
+            // None starts if one is invalid.
             for operation in operations {
                 let buffers = [self.length(operation.input)?, self.length(operation.output)?];
                 let _ = self.group_mut(communicator)?.check(operation, buffers, forced)?;
@@ -310,7 +309,7 @@ impl Collectives {
         Ok(Request(self.requests.insert(pending)))
     }
 
-    /// Begins an operation and waits for its end.
+    /// Starts an operation and waits until it completes.
     ///
     /// # Errors
     /// As [`start`](Collectives::start) and [`wait`](Collectives::wait).
@@ -319,11 +318,11 @@ impl Collectives {
         self.wait(request)
     }
 
-    /// Polls once. Whether a request has ended; its handle is of no use any more then.
+    /// Polls once. Returns whether a request has completed; its handle is then invalid.
     ///
     /// # Errors
-    /// [`Error::Failed`], which ends the request and the communicator: outputs hold anything then. [`Error::InvalidHandle`],
-    /// [`Error::Verbs`].
+    /// [`Error::Failed`], which ends the request and the communicator: the contents of outputs are then undefined.
+    /// [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn test(&mut self, request: Request) -> Result<bool, Error> {
         if !self.turn_on_memory(request)? {
             let now = self.now();
@@ -332,7 +331,7 @@ impl Collectives {
         self.has_ended(request)
     }
 
-    /// Whether a request has ended, without a poll.
+    /// Whether a request has completed, without a poll.
     ///
     /// # Errors
     /// As [`test`](Collectives::test).
@@ -360,7 +359,7 @@ impl Collectives {
         Ok(true)
     }
 
-    /// Polls until a request has ended.
+    /// Polls until a request has completed.
     ///
     /// # Errors
     /// As [`test`](Collectives::test).
@@ -379,13 +378,14 @@ impl Collectives {
         }
     }
 
-    /// One turn at the time [`now`](Collectives::now), or that of a clock of the program's own: of the context, and of all operations. Returns whether anything has moved.
+    /// One turn of the context and of all operations, at the time [`now`](Collectives::now) or that of a clock of the program's
+    /// own. Returns whether there was any progress.
     ///
     /// # Errors
-    /// [`Error::Verbs`] when the port is gone. What becomes of operations their requests tell.
+    /// [`Error::Verbs`] when the port is gone. Failures of operations are returned for their requests.
     pub fn poll(&mut self, now: Nanos) -> Result<bool, Error> {
         self.recorder.polled(now);
-        // What has begun since goes with this turn of the context, which is a system call on most ports.
+        // Operations started since are sent in this turn of the context, which is a system call on most ports.
         let has_begun = self.groups.iter().any(Group::is_dirty) && self.progress(now)?;
         self.take_posted();
         let frames = self.ports.poll(now)?;
@@ -396,18 +396,18 @@ impl Collectives {
         Ok(moved || frames > 0)
     }
 
-    /// Whether something was posted since this was asked last.
+    /// Whether something was posted since the last call.
     fn take_posted(&mut self) -> bool {
         let Collectives { groups, ports, .. } = self;
         groups.iter_mut().fold(ports.take_sent(), |posted, group| posted | group.take_posted())
     }
 
-    /// Goes on with operations after a poll of the context.
+    /// Advances operations after a poll of the context.
     fn progress(&mut self, now: Nanos) -> Result<bool, Error> {
         let mut moved = false;
         let (mut process, groups) = self.process(now);
         process.computer.poll(now);
-        // Operations first: what can end ends, though another rank may have given up behind it.
+        // Operations first: those that can complete do so, even if another rank has given up afterwards.
         for group in groups.iter_mut() {
             moved |= group.poll(&mut process);
         }
@@ -432,16 +432,16 @@ impl Collectives {
         Ok(process.ports.has_sent() || moved)
     }
 
-    /// The flight recorder of all communicators here; `None` where the system gave no memory for it, or it is
-    /// [left out](Collectives::unrecorded).
+    /// The flight recorder of all communicators here; `None` if the system refused memory for it, or it is [turned
+    /// off](Collectives::unrecorded).
     pub fn flight_recorder(&self) -> Option<FlightRecorder> {
         self.recorder.reader()
     }
 
-    /// One turn of a request's operations on mapped memory. Packets are not looked at: that is a system call, and takes longer
-    /// than a short operation. Whether anything has moved; also `false` when packets have waited long enough.
+    /// One turn of a request's operations on mapped memory. The ports are not polled: that is a system call, and takes longer
+    /// than a short operation. Returns whether there was any progress; also `false` when it is time to poll the ports.
     fn turn_on_memory(&mut self, request: Request) -> Result<bool, Error> {
-        /// Turns until packets are looked at.
+        /// Turns until the ports are polled.
         const TURNS: u32 = 32;
         let Some(Pending { communicator, .. }) = self.requests.get(request.0) else { return Ok(false) };
         let communicator = *communicator;
@@ -463,7 +463,8 @@ impl Collectives {
         Ok(moved)
     }
 
-    /// One turn, and a rest if there was nothing to do. If it is over long after the one before, the rank was off its core.
+    /// One turn, and the idle action if there was nothing to do. If it ends long after the previous one, the rank was off its
+    /// core.
     fn turn_on_time(&mut self, turned: &mut Option<Nanos>) -> Result<(), Error> {
         const LONG: Duration = Duration::from_millis(10);
         let before = turned.unwrap_or_else(|| self.now());
@@ -477,7 +478,7 @@ impl Collectives {
         turn
     }
 
-    /// One turn, and a rest if there was nothing to do.
+    /// One turn, and the idle action if there was nothing to do.
     fn turn(&mut self) -> Result<(), Error> {
         let now = self.now();
         if self.poll(now)? || self.next_look() == Nanos::ZERO {
@@ -488,22 +489,22 @@ impl Collectives {
         Ok(())
     }
 
-    /// When it wants to be polled though nothing comes; [`Nanos::ZERO`] is at once, [`Nanos::NEVER`] not at all.
+    /// When it must be polled even if nothing arrives; [`Nanos::ZERO`] is at once, [`Nanos::NEVER`] never.
     pub fn next_look(&self) -> Nanos {
         self.groups.iter().map(Group::next_look).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Blocks until something may have come, something is due, or for `timeout`.
+    /// Blocks until something may have arrived, something is due, or `timeout` has passed.
     ///
     /// # Errors
     /// [`Error::Verbs`] when the port is gone.
     pub fn rest(&mut self, timeout: Duration) -> Result<(), Error> {
-        /// What is shown while that packet is lost is seen then.
+        /// Changes announced by a lost packet are seen then.
         const LOST: Duration = Duration::from_millis(20);
         let now = self.now();
         let is_on_memory = self.groups.iter().any(Group::is_on_memory);
         let timeout = if is_on_memory { timeout.min(LOST) } else { timeout };
-        // Whoever shows something from now on sends a packet too.
+        // From now on a rank that announces a change also sends a packet.
         self.host.sleep();
         let waited = match self.progress(now)? {
             true => Ok(()),
@@ -516,7 +517,7 @@ impl Collectives {
         waited
     }
 
-    /// Polls until the others know which communicators have failed, for half a second at most.
+    /// Polls until the others know which communicators have failed, for at most half a second.
     fn tell_failures(&mut self) -> Result<(), Error> {
         while self.groups.iter_mut().any(|group| group.is_telling()) {
             self.turn()?;
@@ -524,7 +525,7 @@ impl Collectives {
         Ok(())
     }
 
-    /// The time by which it works: that of a monotonic clock, for [`poll`](Collectives::poll).
+    /// The time of its monotonic clock, for [`poll`](Collectives::poll).
     pub fn now(&mut self) -> Nanos {
         self.poller.now().max(self.ports.now())
     }

@@ -6,28 +6,28 @@ use std::time::Duration;
 use ferroce::MemoryError;
 use ferroce::driver::gpu::GpuError;
 
-/// Why a communicator could not be made, or a collective did not finish.
+/// Why a communicator could not be created, or a collective operation failed.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An environment variable is missing or makes no sense.
+    /// An environment variable is missing or invalid.
     #[error("environment variable {variable} {problem}: {expected}")]
     Environment {
         /// Its name.
         variable: &'static str,
         /// `is not set`, or its value.
         problem: String,
-        /// What would be right.
+        /// The valid values.
         expected: String,
     },
-    /// An argument or option is outside its range.
+    /// An argument or option is out of range.
     #[error("{what} = {value}: {expected}")]
     Invalid {
         /// The argument or option.
         what: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// The valid values.
         expected: String,
     },
     /// Rank 0 can't listen on the bootstrap address.
@@ -38,10 +38,10 @@ pub enum Error {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// Rank 0 is not to be reached.
+    /// Rank 0 can't be reached.
     #[error(
         "rank {rank}: nobody listens at the bootstrap address {address} after {waited:?}: {source} (rank 0 is not there, or \
          all ranks have met and gone on)"
@@ -51,9 +51,9 @@ pub enum Error {
         rank: u32,
         /// The address.
         address: SocketAddr,
-        /// For how long.
+        /// How long.
         waited: Duration,
-        /// The system's word on the last attempt.
+        /// The system's error of the last attempt.
         source: io::Error,
     },
     /// Ranks did not come to the rendezvous.
@@ -61,13 +61,13 @@ pub enum Error {
     Missing {
         /// The bootstrap address.
         address: SocketAddr,
-        /// Which, in words: `rank 2`, `ranks 1, 3`.
+        /// The missing ranks, in words: `rank 2`, `ranks 1, 3`.
         missing: String,
-        /// How many there are to be.
+        /// The number of ranks.
         size: u32,
-        /// For how long rank 0 waited.
+        /// How long rank 0 waited.
         waited: Duration,
-        /// Who came and was refused, and why, and what kept others out; empty if nothing did.
+        /// Refused connections with the reasons, and other obstacles; empty if there were none.
         refused: String,
     },
     /// Rank 0 refused this rank.
@@ -77,10 +77,10 @@ pub enum Error {
         rank: u32,
         /// The bootstrap address.
         address: SocketAddr,
-        /// Rank 0's word.
+        /// The reason of rank 0.
         reason: String,
     },
-    /// The other end of a bootstrap connection went away or spoke something else.
+    /// The other end of a bootstrap connection closed it or used another protocol.
     #[error("rank {rank}, bootstrap connection with {peer}: {problem}")]
     Bootstrap {
         /// This rank.
@@ -90,7 +90,7 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// An operation has failed, and the communicator is of no use any more.
+    /// An operation has failed, and the communicator can't be used any more.
     #[error("rank {rank}, {operation}: {cause}")]
     Failed {
         /// This rank.
@@ -109,7 +109,7 @@ pub enum Error {
     /// The runner's thread has ended.
     #[error("the runner has ended")]
     Ended,
-    /// The handle of a communicator or request that is not there, or not any more.
+    /// The handle of a communicator, request or buffer that does not exist or has ended.
     #[error("{what}: no such handle here, or not any more")]
     InvalidHandle {
         /// `communicator`, `request` or `buffer`.
@@ -118,15 +118,15 @@ pub enum Error {
     /// A verb was refused.
     #[error(transparent)]
     Verbs(#[from] ferroce::Error),
-    /// A GPU was asked in vain, or has failed.
+    /// A GPU refused a call or has failed.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// There is no memory for the communicator's buffers.
+    /// Memory for the communicator's buffers could not be allocated.
     #[error("{bytes} bytes of memory: {source}")]
     Memory {
-        /// How much was wanted.
+        /// The requested bytes.
         bytes: usize,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -142,36 +142,37 @@ pub enum Cause {
         peer: u32,
         /// What this rank called, in words.
         ours: String,
-        /// What the other one did.
+        /// The operation of the other rank.
         theirs: String,
     },
-    /// A rank is gone: its process, its host or the network between, or it has not polled for longer than the retries last.
+    /// A rank does not answer: its process, its host or the network has failed, or it has not polled for longer than the retry
+    /// budget.
     #[error("rank {peer} is gone: {how}")]
     Lost {
         /// Which.
         peer: u32,
-        /// How that was noticed.
+        /// How it was noticed.
         how: String,
     },
-    /// Another rank has given up and said so.
+    /// Another rank has failed and notified this one.
     #[error("rank {origin} gave up first: {reason}")]
     Aborted {
         /// Which.
         origin: u32,
-        /// The rank that it says is gone.
+        /// The rank that it reports as lost.
         lost: Option<u32>,
-        /// What it says.
+        /// Its reason.
         reason: String,
     },
-    /// All ranks answer, and yet nothing has moved.
+    /// All ranks answer, but there is no progress.
     #[error("nothing has moved for {waited:?}, though all answer: {waits_for}")]
     Stalled {
-        /// For how long.
+        /// How long.
         waited: Duration,
-        /// Which ranks it waits for, and what they say.
+        /// The ranks that it waits for, and their answers.
         waits_for: String,
     },
-    /// A rank sent what it may not.
+    /// A rank violated the protocol.
     #[error("rank {peer} broke the protocol: {problem}")]
     Protocol {
         /// Which.
@@ -179,15 +180,15 @@ pub enum Cause {
         /// What it did.
         problem: String,
     },
-    /// A rank's GPU has failed: to copy its memory, or to compute.
+    /// A rank's GPU failed to copy or to compute.
     #[error("the device of rank {rank} has failed: {problem}")]
     Device {
-        /// Whose.
+        /// The rank.
         rank: u32,
-        /// At what.
+        /// The failed action.
         problem: String,
     },
-    /// This rank can't go on.
+    /// This rank can't continue.
     #[error("{problem}")]
     Local {
         /// Why.
@@ -196,7 +197,7 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The rank that is gone, if one is.
+    /// The lost rank, if there is one.
     pub fn lost(&self) -> Option<u32> {
         match self {
             Cause::Lost { peer, .. } => Some(*peer),
@@ -207,7 +208,7 @@ impl Cause {
 }
 
 impl Cause {
-    /// Why a rank can't go on that was refused something.
+    /// Why a rank can't continue after an error.
     pub(crate) fn of(rank: u32, error: &Error) -> Cause {
         match error.of_device() {
             Some(error) => Cause::Device { rank, problem: error.to_string() },
@@ -217,7 +218,7 @@ impl Cause {
 }
 
 impl Error {
-    /// What a GPU was asked in vain, or has failed at, if it is that.
+    /// The error of a GPU, if it is one.
     fn of_device(&self) -> Option<&GpuError> {
         match self {
             Error::Gpu(error) | Error::Verbs(ferroce::Error::Gpu(error)) => Some(error),

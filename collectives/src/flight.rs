@@ -1,9 +1,9 @@
 //! The flight recorder: the last operations of the communicators of a process, in memory that others can read while the
 //! process works, hangs or is stopped.
 //!
-//! Each [`Collectives`](crate::Collectives) has one. It costs some stores per operation. `ferroce flight` merges and
-//! shows the recordings of this host's processes, or those in files; `ferroce stat` counts from them.
-//! [`FlightRecorder::dump`] writes a file, and so does every communicator that fails, if [`FOLDER`] names a directory.
+//! Each [`Collectives`](crate::Collectives) has one. It costs a few stores per operation. `ferroce flight` merges and shows the
+//! recordings of this host's processes, or those in files; `ferroce stat` derives counters from them. [`FlightRecorder::dump`]
+//! writes a file, and so does every communicator that fails, if [`FOLDER`] names a directory.
 
 mod diagnosis;
 mod layout;
@@ -27,16 +27,16 @@ use layout as at;
 pub(crate) use log::Log;
 pub use recording::{NotARecording, OperationRecord, PeerRecord, RecordedCommunicator, Recording};
 
-/// The environment variable that names a directory in which a communicator that fails leaves a recording.
+/// The environment variable that names a directory into which a communicator that fails writes a recording.
 pub const FOLDER: &str = "FERROCE_FLIGHT_DIR";
 
-/// A rank that begins an operation so much later than another one comes late: below that it is chance.
+/// A rank that starts an operation this much later than another one is late: smaller differences are chance.
 pub(crate) const LATE: Duration = Duration::from_micros(20);
 
-/// What the memory of a recorder is called: `/proc/PID/fd` has it under this name.
+/// The name of a recorder's memory in `/proc/PID/fd`.
 const NAME: &str = "ferroce-flight";
 
-/// A process's recorder, to be read by any thread.
+/// A process's recorder. Any thread can read it.
 ///
 /// ```
 /// # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -58,13 +58,13 @@ pub struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// What is recorded now.
+    /// The current recording.
     pub fn read(&self) -> Recording {
         // Its own bytes are a recording.
         Recording::parse(&self.bytes()).unwrap_or_default()
     }
 
-    /// Writes what is recorded now to a file, which must not be there or is replaced as a whole.
+    /// Writes the current recording to a file; an existing one is replaced atomically.
     ///
     /// # Errors
     /// Those of the file system.
@@ -75,7 +75,7 @@ impl FlightRecorder {
         })
     }
 
-    /// The same, to a new file in a directory, whose name says the host and the process. Returns its path.
+    /// The same, to a new file in a directory, with the host and the process in its name. Returns its path.
     ///
     /// # Errors
     /// Those of the file system.
@@ -83,7 +83,7 @@ impl FlightRecorder {
         write_new(folder, &self.read().host, std::process::id(), &self.bytes())
     }
 
-    /// The recording as the bytes of a file: what stands behind the last log is left out.
+    /// The recording as the bytes of a file, up to the end of the last log.
     fn bytes(&self) -> Vec<u8> {
         let word = |offset: usize| self.memory.word(offset).load(Ordering::Acquire);
         let end = end_of_logs(word);
@@ -101,20 +101,20 @@ fn set(bytes: &mut [u8], field: usize, value: u64) {
     }
 }
 
-/// Where the last log ends.
+/// The end of the last log.
 fn end_of_logs(word: impl Fn(usize) -> u64) -> usize {
     let logs = (0..at::LOGS).map(|index| at::HEAD + index * at::LOG);
     let logs = logs.take_while(|base| word(base + at::COMMUNICATOR) != 0);
     logs.last().map_or(at::HEAD, |base| base + at::LOG)
 }
 
-/// Writes a file under a name beside `path` that readers pass over, for its owner alone. Returns its path.
+/// Writes a file next to `path`, with a name that readers ignore, readable only by its owner. Returns its path.
 fn write_hidden(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     /// Threads of a process may write at the same time.
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut hidden = path.as_os_str().to_owned();
     hidden.push(format!(".{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-    // No link of somebody else's is followed: the directory may be one where all may write.
+    // Links are not followed: the directory may be world-writable.
     let _ = fs::remove_file(&hidden);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&hidden)?;
     file.write_all(bytes).inspect_err(|_| {
@@ -123,15 +123,15 @@ fn write_hidden(path: &Path, bytes: &[u8]) -> io::Result<PathBuf> {
     Ok(hidden.into())
 }
 
-/// Writes the recording of a process to the first name that is free: nothing is replaced.
+/// Writes the recording of a process to the first free name: nothing is replaced.
 fn write_new(folder: &Path, host: &str, process: u32, bytes: &[u8]) -> io::Result<PathBuf> {
-    /// Recordings of one process in a directory, at most.
+    /// The most recordings of one process in a directory.
     const MOST: u32 = 10_000;
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || "-.".contains(*c);
     let host: String = host.chars().filter(is_plain).collect();
     let name = |number: u32| folder.join(format!("{NAME}.{host}.{process}.{number}"));
     let hidden = write_hidden(&name(0), bytes)?;
-    // A link is made only where nothing is, and only of what is whole.
+    // A link is only created for a free name, and only to a complete file.
     let free = (0..MOST).map(name).find_map(|path| match fs::hard_link(&hidden, &path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
         made => Some(made.map(|()| path)),
@@ -143,14 +143,14 @@ fn write_new(folder: &Path, host: &str, process: u32, bytes: &[u8]) -> io::Resul
 /// The recorder of the thread that writes it.
 pub(crate) struct Recorder {
     memory: Option<Arc<Segment>>,
-    /// Where communicators that fail leave a recording.
+    /// The directory for recordings of communicators that fail.
     folder: Option<PathBuf>,
     /// When clocks are compared again.
     next: Nanos,
 }
 
 impl Recorder {
-    /// For what is done on a context.
+    /// For operations on a context.
     pub(crate) fn new(context: &Context) -> Recorder {
         let made = Segment::create_named(NAME, at::BYTES_ALL);
         let memory = made.inspect_err(|error| warn!("no flight recorder: {error}")).ok().map(Arc::new);
@@ -189,10 +189,10 @@ impl Recorder {
         log
     }
 
-    /// The process polls.
+    /// Records that the process polls.
     #[inline]
     pub(crate) fn polled(&mut self, now: Nanos) {
-        /// How far clocks part in that time does not matter.
+        /// The drift of clocks in that time does not matter.
         const INTERVAL: Duration = Duration::from_secs(1);
         let Some(memory) = &self.memory else { return };
         memory.word(at::POLLED).store(now.0, Ordering::Relaxed);
@@ -203,7 +203,7 @@ impl Recorder {
         }
     }
 
-    /// A communicator has failed: leaves a recording, if somebody wants one.
+    /// A communicator has failed: writes a recording, if [`FOLDER`] is set.
     pub(crate) fn leave(&self) {
         let (Some(folder), Some(reader)) = (&self.folder, self.reader()) else { return };
         match reader.dump_into(folder) {

@@ -1,14 +1,14 @@
-//! Collectives over RDMA, by [`ferroce`]: ranks of a group add up, gather, scatter and exchange elements.
+//! Collectives over RDMA, with [`ferroce`]: ranks of a group reduce, gather, scatter and exchange elements.
 //!
 //! ```toml
 //! [dependencies]
 //! ferroce-collectives = "0.1"   # brings ferroce along: `ferroce_collectives::ferroce`; features af_xdp, opencl and cuda as there
 //! ```
 //!
-//! [`Collectives`] is one rank's part: it owns a [`ferroce::Context`] and the memory that is registered for operations. A
-//! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) by a [`Bootstrap`] (rank, size, and where to meet) and
-//! [`Options`]. An [`Operation`] is data: what, from where, to where, how many elements. Each rank is a process, or a thread. As
-//! a process it is so short:
+//! [`Collectives`] is one rank's part: it owns a [`ferroce::Context`] and the memory registered for operations. A
+//! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and the address of
+//! rank 0) and [`Options`]. An [`Operation`] is data: kind, input, output, number of elements. Each rank is a process, or a
+//! thread. A rank as a process:
 //!
 //! ```no_run
 //! use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -32,7 +32,7 @@
 //! }
 //! ```
 //!
-//! `examples/all_reduce.rs` runs in two terminals, or alone. Three ranks as threads, over ports inside the process:
+//! `examples/all_reduce.rs` runs in two terminals, or in one. Three ranks as threads, with ports inside the process:
 //!
 //! ```
 //! use std::net::TcpListener;
@@ -78,37 +78,38 @@
 //!
 //! # Operations
 //!
-//! [`Kind`] lists them. [`Options::algorithm`] says how they are carried out; by default the communicator chooses. Long
-//! operations are cut into chunks ([`Options::chunk_bytes`]), and a chunk is sent on while the next one is under way. What is
-//! only moved is written by RDMA to its place; what is reduced, and what is short ([`Options::eager_bytes`]), arrives in memory
-//! of the communicator.
+//! [`Kind`] lists them. [`Options::algorithm`] sets the algorithm; by default the communicator chooses. Long operations are
+//! divided into chunks ([`Options::chunk_bytes`]), which are pipelined. Data that is only moved is written to its destination
+//! with RDMA WRITE; data to reduce, and short messages ([`Options::eager_bytes`]), are received in memory of the communicator.
 //!
 //! # On a GPU
 //!
-//! [`Collectives::on_device`] has its buffers in memory of a GPU, and computes there ([`manual`](manual#on-a-gpu)). [`Collectives::piece`] names a buffer for kernels, and
-//! [`ferroce::manual::device_memory`] says what holds beside them.
+//! [`Collectives::on_device`] has its buffers in GPU memory, and computes there ([`manual`](manual#on-a-gpu)).
+//! [`Collectives::piece`] returns a buffer for kernels, and [`ferroce::manual::device_memory`] has the rules for concurrent
+//! kernels.
 //!
 //! # Bit-exactness
 //!
-//! All ranks get the same bits, and the same bits in every run of the same algorithm with as many ranks: each algorithm
-//! reduces an element in an order of its own. Which algorithm is taken depends on what is measured when the ranks meet, and may be
-//! another one in the next run: give [`Options::algorithm`] or [`Options::model`] where bits of floats have to be the same from
-//! run to run. Ranks that share memory always take [`Algorithm::Mapped`]. The ring reduces segment `s` of as many as there are
-//! ranks from left to right along the ring, from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo n. As f32 rounds each addition,
-//! another order gives other bits, unless all partial sums are exact (integers below 2²⁴, say). Integers wrap, in any order.
+//! All ranks get the same bits, and the same bits in every run of the same algorithm with the same number of ranks: each
+//! algorithm has a fixed order of reduction. The choice of the algorithm depends on measurements when the ranks meet, and may
+//! differ in the next run: set [`Options::algorithm`] or [`Options::model`] if the bits of floats must be the same in every run.
+//! Ranks that share memory always use [`Algorithm::Mapped`]. The ring divides the elements into n segments for n ranks, and
+//! reduces segment `s` along the ring from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo n. As f32
+//! rounds each addition, another order has other bits, unless all partial sums are exact (integers below 2²⁴, for example).
+//! Integers wrap, in any order.
 //!
 //! # When a rank fails
 //!
 //! Nothing hangs. A rank that does not answer is given up after [`Options::retry_budget`], 4.3 s by default. A rank that only
-//! waits for another one asks whether it is there ([`Options::probe_interval`]). Whoever gives up tells all others. The
-//! rendezvous waits 60 s for all ranks, unless [`Bootstrap`] says otherwise.
+//! waits for another one probes it ([`Options::probe_interval`]). A rank that gives up notifies all others. The rendezvous waits
+//! 60 s for all ranks by default ([`Bootstrap`]).
 //!
-//! **A rank answers only while it polls**, which all calls that wait do, and [`Collectives::poll`]. One that computes, loads data
-//! or writes a checkpoint for longer than that while others have called already looks dead to them. Where that can be, give the
-//! retries longer on all ranks, 35 s for example: `Options::default().ack_timeout(Duration::from_secs(4))` (times 8:
-//! `retry_count` is 7), at the price that a dead rank is noticed so much later. If all ranks answer and one calls something else or
-//! nothing, the others end after [`Options::stall_timeout`] at the latest. [`Error::Failed`] names the ranks and the [`Cause`]; the
-//! communicator is of no use after that, and others on the context go on.
+//! **A rank answers only while it polls**, in all blocking calls and in [`Collectives::poll`]. A rank that computes, loads data
+//! or writes a checkpoint for longer than that, while others have already called the operation, looks dead to them. If this can
+//! happen, set a longer retry budget on all ranks, 35 s for example: `Options::default().ack_timeout(Duration::from_secs(4))`
+//! (times 8: `retry_count` is 7). A dead rank is then noticed that much later. If all ranks answer and one calls another
+//! operation or none, the others fail after [`Options::stall_timeout`] at the latest. [`Error::Failed`] names the ranks and the
+//! [`Cause`]; the communicator can't be used any more, and other communicators of the context continue.
 #![forbid(unsafe_code)]
 
 mod bootstrap;

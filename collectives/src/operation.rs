@@ -7,32 +7,32 @@ use ferroce::driver::reduction::{self, DataType, ReduceOp, check_factor};
 
 use crate::{Buffer, Error};
 
-/// What an operation does.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum Kind {
-    /// The elements of all ranks, reduced, at all ranks.
+    /// All-reduce: the elements of all ranks, reduced, at all ranks.
     AllReduce = 1,
-    /// The elements of all ranks, reduced; a block of them at each rank.
+    /// Reduce-scatter: the elements of all ranks, reduced; one block at each rank.
     ReduceScatter = 2,
-    /// The blocks of all ranks at all ranks.
+    /// All-gather: the blocks of all ranks at all ranks.
     AllGather = 3,
-    /// The elements of the root at all ranks.
+    /// Broadcast: the elements of the root at all ranks.
     Broadcast = 4,
-    /// The elements of all ranks, reduced, at the root.
+    /// Reduce: the elements of all ranks, reduced, at the root.
     Reduce = 5,
-    /// A block of each rank at each rank.
+    /// All-to-all: a block from each rank at each rank.
     AllToAll = 6,
-    /// The blocks of all ranks at the root.
+    /// Gather: the blocks of all ranks at the root.
     Gather = 7,
-    /// A block of the root's at each rank.
+    /// Scatter: a block of the root at each rank.
     Scatter = 8,
-    /// Elements of this rank to a peer.
+    /// Send: elements of this rank to a peer.
     Send = 9,
-    /// Elements of a peer.
+    /// Receive: elements of a peer.
     Receive = 10,
-    /// Nobody ends before all have begun.
+    /// Barrier: no rank ends before all have begun.
     Barrier = 11,
 }
 
@@ -52,17 +52,17 @@ impl Kind {
         Kind::Barrier,
     ];
 
-    /// Whether elements of several ranks become one.
+    /// Whether it reduces elements.
     pub fn reduces(self) -> bool {
         matches!(self, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce)
     }
 
-    /// Whether a rank differs from the others.
+    /// Whether it has a root.
     pub fn has_root(self) -> bool {
         matches!(self, Kind::Broadcast | Kind::Reduce | Kind::Gather | Kind::Scatter)
     }
 
-    /// Whether two ranks do it, the others not.
+    /// Whether only two ranks take part.
     pub fn is_of_two(self) -> bool {
         matches!(self, Kind::Send | Kind::Receive)
     }
@@ -103,7 +103,7 @@ impl FromStr for Kind {
     }
 }
 
-/// What becomes of the elements of several ranks.
+/// How elements of several ranks are reduced.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -111,9 +111,9 @@ pub enum Reduction {
     Sum,
     /// Their product.
     Product,
-    /// The least; a NaN if one is.
+    /// The minimum; NaN if any element is NaN.
     Min,
-    /// The greatest; a NaN if one is.
+    /// The maximum; NaN if any element is NaN.
     Max,
     /// Their sum, divided by the number of ranks. An integer's is rounded towards zero.
     Average,
@@ -122,7 +122,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    /// What is made of two elements.
+    /// The reduction of two elements.
     pub(crate) fn op(self) -> ReduceOp {
         match self {
             Reduction::Sum | Reduction::Average | Reduction::PreMulSum(_) => ReduceOp::Sum,
@@ -132,7 +132,7 @@ impl Reduction {
         }
     }
 
-    /// What all ranks must have in common; 0 is none.
+    /// The number, the same at all ranks; 0 is for none.
     pub(crate) fn number(self) -> u8 {
         match self {
             Reduction::Sum => 1,
@@ -144,7 +144,7 @@ impl Reduction {
         }
     }
 
-    /// The name of what has a [number](Reduction::number).
+    /// The name for a [number](Reduction::number).
     pub(crate) fn name(number: u8) -> &'static str {
         ["none", "sum", "prod", "min", "max", "avg", "premulsum"]
             .get(usize::from(number))
@@ -152,7 +152,7 @@ impl Reduction {
     }
 }
 
-/// As nccl-tests has it: `sum`, `prod`, `min`, `max`, `avg`, `premulsum`.
+/// The names of nccl-tests: `sum`, `prod`, `min`, `max`, `avg`, `premulsum`.
 impl fmt::Display for Reduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Reduction::name(self.number()))
@@ -193,8 +193,8 @@ impl Buffer {
     }
 }
 
-/// One operation, as one rank calls it. All ranks of a communicator call the same ones, in the same order, with the same counts,
-/// types and roots.
+/// One operation, as one rank calls it. All ranks of a communicator call the same operations, in the same order, with the same
+/// counts, types and roots.
 ///
 /// Counts are of elements. An operation is in place if input and output are the same memory: for `all_gather` and `gather` the
 /// input is the rank's own block of the output, for `reduce_scatter` and `scatter` the output is the rank's own block of the
@@ -206,9 +206,9 @@ pub struct Operation {
     pub(crate) kind: Kind,
     pub(crate) input: Option<At>,
     pub(crate) output: Option<At>,
-    /// Elements, or those of each block.
+    /// The number of elements, or of elements per block.
     pub(crate) count: usize,
-    /// Elements of the blocks, where they differ: those that are sent and those that are received.
+    /// The elements of each block, if they differ: sent and received.
     pub(crate) sent: Option<Vec<usize>>,
     pub(crate) received: Option<Vec<usize>>,
     pub(crate) data_type: DataType,
@@ -239,7 +239,7 @@ impl Operation {
         Operation { reduction, ..Operation::new(Kind::AllReduce, count, data_type) }.between(input, output)
     }
 
-    /// The input has a block of `count` elements for each rank; the output gets this rank's, reduced.
+    /// The input has a block of `count` elements for each rank; the output gets this rank's block, reduced.
     pub fn reduce_scatter(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -265,7 +265,7 @@ impl Operation {
         Operation { sent: blocks, ..operation }
     }
 
-    /// `count` elements of each rank, one rank's after the other's, in the output of all.
+    /// `count` elements of each rank, in the order of ranks, in the output of all.
     pub fn all_gather(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -310,7 +310,7 @@ impl Operation {
         Operation { reduction, root, ..Operation::new(Kind::Reduce, count, data_type) }.between(input, output)
     }
 
-    /// The input has a block of `count` elements for each rank; the output gets one of each.
+    /// The input has a block of `count` elements for each rank; the output gets one block from each rank.
     pub fn all_to_all(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -320,7 +320,7 @@ impl Operation {
         Operation::new(Kind::AllToAll, count, data_type).between(input, output)
     }
 
-    /// As [`all_to_all`](Operation::all_to_all), with `sent[i]` elements for and `received[i]` elements of rank `i`.
+    /// As [`all_to_all`](Operation::all_to_all), with `sent[i]` elements to rank `i` and `received[i]` elements from it.
     pub fn all_to_all_v(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -332,7 +332,7 @@ impl Operation {
         Operation { sent, received, ..Operation::new(Kind::AllToAll, 0, data_type) }.between(input, output)
     }
 
-    /// `count` elements of each rank, one rank's after the other's, in the output of the root.
+    /// `count` elements of each rank, in the order of ranks, in the output of the root.
     pub fn gather(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -355,7 +355,7 @@ impl Operation {
         Operation { root, received, ..Operation::new(Kind::Gather, 0, data_type) }.between(input, output)
     }
 
-    /// The root's input has a block of `count` elements for each rank, which its output gets.
+    /// The root's input has a block of `count` elements for each rank; each rank's output gets its block.
     pub fn scatter(
         input: impl Into<At>,
         output: impl Into<At>,
@@ -390,12 +390,12 @@ impl Operation {
         Operation { output, root: peer, ..Operation::new(Kind::Receive, count, data_type) }
     }
 
-    /// Ends when every rank has begun it.
+    /// A barrier: completes when every rank has started it.
     pub fn barrier() -> Operation {
         Operation::new(Kind::Barrier, 0, DataType::U8)
     }
 
-    /// What it does.
+    /// Its kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
@@ -403,7 +403,7 @@ impl Operation {
     /// The lengths of input and output in elements, at rank `rank` of `size`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for counts, roots and peers that do not fit.
+    /// [`Error::Invalid`] for invalid counts, roots and peers.
     pub(crate) fn lengths(&self, rank: usize, size: usize) -> Result<(usize, usize), Error> {
         let Operation { kind, count, root, .. } = *self;
         if (kind.has_root() || kind.is_of_two()) && root as usize >= size {
@@ -466,10 +466,10 @@ impl Operation {
         if fits(input) && fits(output) { Ok((input, output)) } else { Err(too_many()) }
     }
 
-    /// The bytes from the input's start to the output's, at a rank whose input and output share memory.
+    /// The offset in bytes of the output from the input, at a rank whose input and output share memory.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if they overlap otherwise than the operation can have it.
+    /// [`Error::Invalid`] if they overlap in a manner that the operation does not allow.
     pub(crate) fn in_place(&self, rank: usize, (input, output): (usize, usize)) -> Result<bool, Error> {
         let (Some(from), Some(to)) = (self.input, self.output) else { return Ok(false) };
         let bytes = self.data_type.size() as u64;

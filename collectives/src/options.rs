@@ -8,17 +8,16 @@ use crate::Error;
 use crate::choice::Model;
 use crate::schedule::Algorithm;
 
-/// Whether ranks of one host work on memory that all of them have mapped, in place of packets.
+/// Whether ranks of one host use memory that all of them map, instead of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SharedMemory {
-    /// Where all ranks are processes of one user on one host, and see each other's `/proc`. Why they do not, where that is so, is
-    /// logged.
+    /// If all ranks are processes of one user on one host, and see each other's `/proc`. Otherwise the reason is logged.
     #[default]
     Auto,
     /// Never.
     Off,
-    /// Always: to join is an error where it can't be.
+    /// Always: joining fails if it is impossible.
     Required,
 }
 
@@ -42,54 +41,52 @@ impl FromStr for SharedMemory {
     }
 }
 
-/// How a communicator works. All ranks must have the same `chunk_bytes`, `eager_bytes`,
-/// `algorithm` and `shared_memory`, and all a `model` or none, which is checked.
+/// The options of a communicator. All ranks must have the same `chunk_bytes`, `eager_bytes`, `algorithm` and `shared_memory`, and
+/// all a `model` or none, which is checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
 pub struct Options {
-    /// The path MTU; `None` takes the largest that every rank's port has room for.
+    /// The path MTU; `None` is the largest that every rank's port supports.
     pub path_mtu: Option<PathMtu>,
-    /// Index into the port's GID table; `None` takes the first IPv4 address, or else the first
-    /// entry.
+    /// Index into the port's GID table; `None` is the first IPv4 address, or else the first entry.
     pub gid_index: Option<usize>,
-    /// DSCP and ECN of what this rank sends, the whole byte.
+    /// DSCP and ECN of packets of this rank, the whole byte.
     pub traffic_class: u8,
-    /// Bytes of a chunk, what long operations are cut into: a multiple of 8, 1 KiB to 16 MiB. A rank has memory for four to
-    /// eight of them for each other rank from which it reduces long operations.
+    /// Bytes of a chunk, into which long operations are divided: a multiple of 8, 1 KiB to 16 MiB. A rank has memory for four to
+    /// eight chunks for each other rank whose elements it reduces in long operations.
     pub chunk_bytes: u32,
-    /// Messages of so many bytes of elements are copied and sent at once; for longer ones the receiver says first where they go.
-    /// 64 B to 64 KiB. A rank has memory for eight of them, twice, for each other rank that it exchanges messages with.
+    /// Messages of up to this many bytes of elements are copied and sent at once; for longer ones the receiver first sends the
+    /// destination address. 64 B to 64 KiB. A rank has memory for twice eight such messages for each other rank that it
+    /// communicates with.
     pub eager_bytes: u32,
     /// The algorithm of operations that have it; `None` leaves the choice to the communicator.
     pub algorithm: Option<Algorithm>,
-    /// What messages cost; `None` measures it when the ranks meet by a [`Bootstrap`](crate::Bootstrap), which takes some
-    /// milliseconds. All ranks have the same.
+    /// The cost of messages; `None` measures it when the ranks meet through a [`Bootstrap`](crate::Bootstrap), which takes some
+    /// milliseconds. All ranks have the same model.
     pub model: Option<Model>,
-    /// What only ranks of this host have too; `None` takes what the kernel has drawn at its start. For ranks of a simulated
-    /// fabric.
+    /// The identifier of this host, the same only for its ranks; `None` is the kernel's boot ID. For ranks of a simulated fabric.
     pub host: Option<u128>,
-    /// Whether ranks of one host work on memory that all of them have mapped.
+    /// Whether ranks of one host use memory that all of them map.
     pub shared_memory: SharedMemory,
     /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ.
     ///
-    /// A peer answers while it polls, and where ranks outnumber cores its thread may be off the
-    /// core for tens of milliseconds. The default, 0.5 s, is far above that: a shorter one
-    /// sends again what was not lost. A loss in the middle of a message is noticed by the gap, not
-    /// by this timer.
+    /// A peer answers while it polls, and if ranks outnumber cores its thread may be off the core for tens of milliseconds. The
+    /// default, 0.5 s, is far above that: a shorter timeout retransmits what was not lost. A loss in the middle of a message is
+    /// detected by the PSN gap, not by this timer.
     pub ack_timeout: Duration,
     /// Retries after timeouts, 0 to 7. With the defaults a peer is given up after
     /// 8 · 0.54 s = 4.3 s without an answer.
     pub retry_count: u8,
-    /// What a rank does while it waits for its neighbours: [`Idle::Adaptive`] by default, which spins first. Where ranks share
-    /// cores, spinning keeps the core from the very rank that is waited for: `Idle::Adaptive { spins: 0, yields: 20 }` gives
-    /// way at once.
+    /// What a rank does while it waits for its neighbours: [`Idle::Adaptive`] by default, which spins first. If ranks share
+    /// cores, a spinning rank takes the core from the rank that it waits for: `Idle::Adaptive { spins: 0, yields: 20 }` yields at
+    /// once.
     pub idle: Idle,
-    /// When nothing has moved for so long, those that it waits for are asked for a sign of life (a datagram), so that one that is
-    /// gone is noticed by those who only wait for it, too.
+    /// After this time without progress the ranks that it waits for are probed (with a datagram), so that a dead rank is noticed
+    /// by ranks that only wait for it, too.
     pub probe_interval: Duration,
-    /// When nothing has moved for so long though those that it waits for live, the call fails. A device of this rank that has ended
-    /// nothing for seven eighths of it fails.
+    /// After this time without progress, although the ranks that it waits for are alive, the call fails. A device of this rank
+    /// that completes nothing for seven eighths of this time counts as failed.
     pub stall_timeout: Duration,
 }
 
@@ -115,7 +112,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The path MTU; by default the largest that every rank's port has room for.
+    /// The path MTU; by default the largest that every rank's port supports.
     pub fn path_mtu(self, path_mtu: impl Into<Option<PathMtu>>) -> Self {
         Options { path_mtu: path_mtu.into(), ..self }
     }
@@ -125,7 +122,7 @@ impl Options {
         Options { gid_index: gid_index.into(), ..self }
     }
 
-    /// DSCP and ECN of what this rank sends, the whole byte; 0 by default.
+    /// DSCP and ECN of packets of this rank, the whole byte; 0 by default.
     pub fn traffic_class(self, traffic_class: u8) -> Self {
         Options { traffic_class, ..self }
     }
@@ -135,7 +132,7 @@ impl Options {
         Options { chunk_bytes, ..self }
     }
 
-    /// Bytes of elements that are copied and sent at once, 64 B to 64 KiB, by default the latter.
+    /// The most bytes of elements that are copied and sent at once, 64 B to 64 KiB; 64 KiB by default.
     pub fn eager_bytes(self, eager_bytes: u32) -> Self {
         Options { eager_bytes, ..self }
     }
@@ -145,17 +142,17 @@ impl Options {
         Options { algorithm: algorithm.into(), ..self }
     }
 
-    /// What messages cost; measured by default.
+    /// The cost of messages; measured by default.
     pub fn model(self, model: impl Into<Option<Model>>) -> Self {
         Options { model: model.into(), ..self }
     }
 
-    /// What only ranks of this host have too; by default what the kernel has drawn at its start.
+    /// The identifier of this host, the same only for its ranks; by default the kernel's boot ID.
     pub fn host(self, host: impl Into<Option<u128>>) -> Self {
         Options { host: host.into(), ..self }
     }
 
-    /// Whether ranks of one host work on memory that all of them have mapped; where they can, by default.
+    /// Whether ranks of one host use memory that all of them map; by default if possible.
     pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         Options { shared_memory, ..self }
     }
@@ -185,7 +182,7 @@ impl Options {
         Options { stall_timeout, ..self }
     }
 
-    /// For how long a neighbour may be silent before it counts as gone.
+    /// The time without an answer after which a neighbour is given up.
     pub fn retry_budget(&self) -> Duration {
         self.timeout() * (u32::from(self.retry_count) + 1)
     }
@@ -195,7 +192,7 @@ impl Options {
         self.ready_to_send(Psn::new(0)).ack_timeout().unwrap_or_default()
     }
 
-    /// How a queue pair to a neighbour sends.
+    /// The send attributes of a queue pair to a neighbour.
     pub(crate) fn ready_to_send(&self, sq_psn: Psn) -> ReadyToSend {
         ReadyToSend::new(sq_psn).timeout_at_least(self.ack_timeout).retry_count(self.retry_count)
     }
@@ -224,7 +221,7 @@ impl Options {
 mod tests {
     use super::*;
 
-    /// The refusal names the value and what would be right.
+    /// The error names the value and the valid ones.
     #[test]
     fn each_setter_sets_its_field_and_bad_values_are_refused() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);

@@ -1,4 +1,4 @@
-//! Collectives on a thread of their own, and the handles by which other threads reach them.
+//! Collectives on a thread of their own, and the handles through which other threads use them.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::{Collectives, Communicator, Error, Operation, Request};
 
 /// Drives [`Collectives`] on a thread of its own, until it is stopped or dropped. The thread sleeps while there is nothing to do,
-/// so that it takes no core from a program that computes; other ranks get their answers meanwhile.
+/// so it takes no core from a program that computes; other ranks are answered meanwhile.
 ///
 /// ```
 /// # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -37,7 +37,7 @@ pub struct Runner {
     thread: Option<JoinHandle<Result<Collectives, Error>>>,
 }
 
-/// What threads reach a [`Runner`] through. Clones are the same one.
+/// A handle through which threads use a [`Runner`]. Clones are the same handle.
 #[derive(Clone, Debug)]
 pub struct RunnerHandle {
     commands: Sender<Command>,
@@ -50,7 +50,7 @@ enum Command {
     Stop,
 }
 
-/// Operations that a runner has been given. A future; or [`wait`](Pending::wait) for it.
+/// Operations passed to a runner: a future, or [`wait`](Pending::wait) for it.
 #[derive(Debug)]
 #[must_use = "an operation has ended when `wait`, `test` or `await` says so"]
 pub struct Pending(Arc<Promise>);
@@ -68,7 +68,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// How long the thread sleeps at most, and how long where the driver can't be woken.
+/// The longest sleep of the thread, and the longest if the driver can't be woken.
 const LONGEST: Duration = Duration::from_millis(500);
 const BLIND: Duration = Duration::from_millis(1);
 /// Turns with nothing to do before it sleeps.
@@ -85,7 +85,7 @@ impl Runner {
         let longest = if waker.is_some() { LONGEST } else { BLIND };
         let (hand_over, seat) = sync_channel::<Collectives>(1);
         let body = move || {
-            // Whoever started it has gone before it handed anything over.
+            // The starting thread ended before it passed anything.
             let collectives = seat.recv().map_err(|_| ended())?;
             Turns { collectives, inbox, pending: Vec::new(), longest }.run()
         };
@@ -101,7 +101,7 @@ impl Runner {
         self.handle.clone()
     }
 
-    /// Ends the thread behind the commands that it was given before, and gives the collectives back.
+    /// Ends the thread after the commands passed before, and returns the collectives.
     ///
     /// # Errors
     /// What ended the thread before, such as [`Error::Verbs`] when the port is gone.
@@ -122,26 +122,27 @@ impl Drop for Runner {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             self.handle.give(Command::Stop);
-            // What became of it nobody asks any more.
+            // Its result is not needed any more.
             let _ = thread.join();
         }
     }
 }
 
 impl RunnerHandle {
-    /// Begins an operation. It returns at once; how it ends, and whether it was refused, the result says.
+    /// Starts an operation. It returns at once; the result reports success, failure or refusal.
     pub fn start(&self, communicator: Communicator, operation: Operation) -> Pending {
         self.start_all(communicator, vec![operation])
     }
 
-    /// Begins several operations as one request. As [`start`](RunnerHandle::start).
+    /// Starts several operations as one request. As [`start`](RunnerHandle::start).
     pub fn start_all(&self, communicator: Communicator, operations: Vec<Operation>) -> Pending {
         let promise = Arc::new(Promise::default());
         self.give(Command::Start(communicator, operations, Kept(promise.clone())));
         Pending(promise)
     }
 
-    /// Runs a closure on the runner's thread, with the collectives, and waits for what it returns. Other ranks wait meanwhile.
+    /// Runs a closure on the runner's thread, with the collectives, and waits for its result. Other ranks are not answered
+    /// meanwhile.
     ///
     /// # Errors
     /// [`Error::Ended`] if the runner has ended.
@@ -151,14 +152,14 @@ impl RunnerHandle {
     ) -> Result<T, Error> {
         let (answer, result) = sync_channel(1);
         let closure = move |collectives: &mut Collectives| {
-            // Nobody waits for it any more.
+            // The result is not awaited any more.
             let _ = answer.send(closure(collectives));
         };
         self.give(Command::Call(Box::new(closure)));
         result.recv().map_err(|_| ended())
     }
 
-    /// Where the runner has ended, the command is dropped.
+    /// If the runner has ended, the command is dropped.
     fn give(&self, command: Command) {
         let _ = self.commands.send(command);
         if let Some(waker) = &self.waker {
@@ -168,7 +169,7 @@ impl RunnerHandle {
 }
 
 impl Pending {
-    /// Waits for the end.
+    /// Waits for the result.
     ///
     /// # Errors
     /// Those of [`Collectives::start`] and [`Collectives::wait`]; [`Error::Ended`].
@@ -182,7 +183,7 @@ impl Pending {
         }
     }
 
-    /// Whether it has ended, one way or the other.
+    /// Whether it has ended, successfully or not.
     pub fn has_ended(&self) -> bool {
         self.0.lock().has_ended
     }
@@ -221,7 +222,7 @@ impl Promise {
     }
 }
 
-/// A promise that is kept in any case: whoever drops it carries it out no more.
+/// A promise that always gets a result: if it is dropped, [`Error::Ended`].
 struct Kept(Arc<Promise>);
 
 impl Drop for Kept {
@@ -261,7 +262,7 @@ impl Turns {
                     false
                 }
             });
-            // Behind the poll, which takes note of who has woken it: whoever does so from now on ends the rest.
+            // After the poll, which clears the waker: a wake-up from now on ends the sleep.
             loop {
                 match self.inbox.try_recv() {
                     Ok(Command::Call(closure)) => closure(&mut self.collectives),

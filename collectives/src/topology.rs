@@ -1,9 +1,7 @@
-//! Where the ranks of a host belong: which network card (NIC) each GPU uses, in which order ranks are numbered, and
-//! which placements have a cost.
+//! The placement of a host's ranks: the network card (NIC) of each GPU, the order of ranks, and costly placements.
 //!
-//! It is arithmetic over [`Topology`]: of this machine, or a recorded one. Nothing is measured. `ferroce topo` prints
-//! it. The collectives do not use it by themselves: a rank opens the device that it is told, and its number comes from
-//! the launcher.
+//! It is computed from a [`Topology`] of this machine, or a recorded one. Nothing is measured. `ferroce topo` prints it. The
+//! collectives do not use it themselves: the program chooses a rank's device, and the launcher its number.
 //!
 //! ```
 //! use ferroce_collectives::ferroce::driver::topology::Topology;
@@ -23,16 +21,16 @@
 //! # Rules
 //!
 //! - **Ranks** are the GPUs; on a host without GPUs, the NICs.
-//! - **NICs** count if they are up (or do not tell), carry Ethernet, are at a PCI bus or have an RNIC, and have at
-//!   least a quarter of the rate of the fastest; slower ones are for management. Of a card and its virtual functions
-//!   the card counts.
-//! - **The NIC of a GPU** is the nearest ([`Distance`], then the firmware's distance of NUMA nodes). Of several nearest
-//!   ones it is the one with the fewest GPUs, then the first. GPUs with the least choice come first.
-//! - **Ranks are numbered along a ring** that crosses sockets as rarely as possible, and then is as short as possible:
-//!   found exactly for up to 12 ranks, for more from each rank to the nearest that is left.
+//! - **NICs** count if they are up (or their state is unknown), are Ethernet, are on a PCI bus or have an RNIC, and have at least
+//!   a quarter of the rate of the fastest; slower ones are for management. Of a card and its virtual functions only the card
+//!   counts.
+//! - **The NIC of a GPU** is the nearest ([`Distance`], then the firmware's distance of NUMA nodes). Of several equally near ones
+//!   it is the one with the fewest GPUs, then the first. GPUs with the fewest choices are assigned first.
+//! - **Ranks are numbered along a ring** that crosses sockets as rarely as possible, and then is as short as possible: the
+//!   optimum for up to 12 ranks; for more, each rank is followed by the nearest remaining one.
 //!   [`Algorithm::Ring`](crate::Algorithm::Ring) goes from rank to rank in the order of their numbers.
 //! - **Trees** are those of [`Algorithm::Tree`](crate::Algorithm::Tree) over ranks of these numbers.
-//! - **A rail** is a NIC that ranks use: the first of each host together are rail 0, and so on.
+//! - **A rail** is a NIC that ranks use: the first NICs of all hosts are rail 0, and so on.
 
 mod costs;
 mod nics;
@@ -45,24 +43,24 @@ use ferroce::driver::topology::{CpuSet, Distance, Nic, PciAddress, Topology};
 pub use costs::{Warning, WarningKind};
 pub use ring::{Ring, Tree};
 
-/// The most ranks of a host that are placed; what is more is no server, and is left out.
+/// The most ranks of a host; further ones are left out.
 pub const MAX_RANKS: usize = 256;
 
-/// Where the ranks of a host belong.
+/// The placement of a host's ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Placement {
-    /// By their numbers on the host.
+    /// The ranks, by their numbers on the host.
     pub ranks: Vec<Rank>,
-    /// By the places of their NICs.
+    /// The rails, by the positions of their NICs.
     pub rails: Vec<Rail>,
-    /// Why the rails are these.
+    /// The reason for these rails.
     pub rails_reason: String,
-    /// The way from rank to rank.
+    /// The ring of ranks.
     pub ring: Ring,
     /// Both trees.
     pub trees: [Tree; 2],
-    /// What costs.
+    /// Costly placements.
     pub warnings: Vec<Warning>,
 }
 
@@ -70,15 +68,15 @@ pub struct Placement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rank {
-    /// What it is called: `GPU 0`, or the name of its NIC.
+    /// Its name: `GPU 0`, or that of its NIC.
     pub name: String,
-    /// The GPU; `None` on a host without.
+    /// The GPU; `None` on a host without GPUs.
     pub gpu: Option<PciAddress>,
-    /// Its NIC, by its place in [`Topology::nics`]; `None` if no NIC serves.
+    /// Its NIC, by its position in [`Topology::nics`]; `None` if there is no suitable NIC.
     pub nic: Option<usize>,
-    /// From the GPU to the NIC; [`Distance::Pix`] for a NIC that is a rank itself.
+    /// The distance from the GPU to the NIC; [`Distance::Pix`] for a NIC that is a rank itself.
     pub distance: Distance,
-    /// Why this NIC.
+    /// The reason for this NIC.
     pub reason: String,
 }
 
@@ -86,16 +84,16 @@ pub struct Rank {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rail {
-    /// By its place in [`Topology::nics`].
+    /// Its position in [`Topology::nics`].
     pub nic: usize,
     /// The numbers of its ranks.
     pub ranks: Vec<usize>,
-    /// Bits a second, if its driver tells.
+    /// Bits per second, if its driver reports it.
     pub rate: Option<u64>,
 }
 
 impl Placement {
-    /// That of a host.
+    /// The placement for a host.
     pub fn new(host: &Topology) -> Placement {
         let ranks = nics::ranks(host);
         let (order, is_exact) = ring::order(host, &ranks);
@@ -107,14 +105,14 @@ impl Placement {
         Placement { ranks, rails, rails_reason, ring, trees, warnings }
     }
 
-    /// What it costs that a process may run on these CPUs. It is the rank of this number; without one it may be any.
+    /// Warnings for a process that may run on these CPUs, as the rank with this number; without one, as any rank.
     pub fn check_process(&self, host: &Topology, cpus: &CpuSet, rank: Option<usize>) -> Vec<Warning> {
         costs::of_process(host, &self.ranks, cpus, rank)
     }
 }
 
 impl Rank {
-    /// Where it is: its GPU, or its NIC.
+    /// The device that determines its position: its GPU, or its NIC.
     fn place(&self, host: &Topology) -> Option<PciAddress> {
         self.gpu.or_else(|| self.nic_of(host)?.pci)
     }
@@ -134,14 +132,14 @@ impl Rank {
     }
 }
 
-/// For orders: nearest first, and of one distance by the firmware's table.
+/// Sort key: nearest first, equal distances by the firmware's table.
 fn remoteness(host: &Topology, a: PciAddress, b: PciAddress) -> (Distance, u32) {
     let node = |at| host.device(at).and_then(|device| device.numa_node);
     let between = node(a).zip(node(b)).and_then(|(a, b)| host.node_distance(a, b));
     (host.distance(a, b), between.unwrap_or(0))
 }
 
-/// As people name it: the interface, and the RNICs on it.
+/// Its usual name: the interface, and the RNICs on it.
 fn label(nic: &Nic) -> String {
     match (&nic.interface, &nic.rnics[..]) {
         (Some(interface), [_, ..]) => format!("{interface} ({})", nic.rnics.join(", ")),

@@ -1,9 +1,8 @@
-//! AF_XDP: kernel-bypass sockets on a real interface, on xsk-rs.
+//! AF_XDP: kernel-bypass sockets on a real interface, with xsk-rs.
 //!
-//! An XDP program on the interface redirects RoCE packets, and nothing else, from the receive queues to the sockets of
-//! the port. ARP, neighbour discovery and every other protocol of the interface go on working. Frames pass through
-//! rings in shared memory. Native XDP is tried before generic XDP, and zero-copy before copy;
-//! [`Capabilities::description`] says which one it is, and why.
+//! An XDP program on the interface redirects RoCE packets, and nothing else, from the receive queues to the sockets of the port.
+//! ARP, neighbour discovery and all other protocols of the interface still work. Frames pass through rings in shared memory.
+//! Native XDP is tried before generic XDP, and zero-copy before copy; [`Capabilities::description`] has the mode and the reason.
 //!
 //! The program is attached through a BPF link. The kernel detaches it when the last process that has the link open
 //! ends, whether it returns, panics or is killed.
@@ -15,35 +14,34 @@
 //!
 //! # Several queues
 //!
-//! A port receives from all receive queues of its interface, with one socket for each queue. So it does not matter to
-//! which queue the card's hash (RSS) delivers a frame. A burst goes round the queues and takes at most 64 descriptors;
-//! after a full burst the next one begins at the next queue. A frame is sent on the queue that a hash of its UDP source
-//! port chooses. RoCEv2 tells flows apart by this port: the frames of one queue pair stay in order, and those of many
-//! queue pairs spread over the queues. All sockets share one UMEM. Receive chunks belong to one queue, transmit slots
-//! to all (docs/decisions/05-all-queues.md).
+//! A port receives from all receive queues of its interface, with one socket for each queue. So the card's hash (RSS) may deliver
+//! a frame to any queue. A burst serves the queues in turn and takes at most 64 descriptors; after a full burst the next one
+//! begins at the next queue. A frame is sent on the queue that a hash of its UDP source port chooses. RoCEv2 distinguishes flows
+//! by this port: the frames of one queue pair stay in order, and those of many queue pairs are spread over the queues. All
+//! sockets share one UMEM. Receive chunks belong to one queue, transmit slots to all (docs/decisions/05-all-queues.md).
 //!
 //! To use more than one core, open a port for each queue ([`AfXdpConfig::queue`]), with a context of its own. These
 //! ports share the program. The kernel binds a socket to its queue, so no XDP program can redirect a frame to the port
 //! of another queue. A frame on the wrong queue reaches a context that does not know the queue pair, and is dropped and
 //! counted there. So each frame must arrive on the right queue:
 //!
-//! - A network card is configured with rules. The simplest way is an address for each context, for it needs nothing of
-//!   the peers: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends packets to 10.0.0.2 to
+//! - A network card is configured with rules. The simplest configuration is an address for each context, because the peers need
+//!   no configuration: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends packets to 10.0.0.2 to
 //!   queue 1.
-//! - A veth delivers a frame to the queue with the number of the sender's queue, whatever is in the frame: the port on
-//!   queue 1 receives from queue 1 of the other end and from no other.
+//! - A veth delivers a frame to the queue with the number of the sender's queue, independent of its contents: the port on queue 1
+//!   receives only from queue 1 of the other end.
 //!
-//! Both ends of a veth need the same number of queues (`ip link add … numrxqueues 4 numtxqueues 4`). If the receiving
-//! end has fewer, frames of the other queues pass the program by and end in the kernel.
+//! Both ends of a veth need the same number of queues (`ip link add … numrxqueues 4 numtxqueues 4`). If the receiving end has
+//! fewer, frames of the other queues bypass the program and go to the kernel.
 //!
 //! # Rate or latency on veth
 //!
-//! By default the sender's system call runs all of a frame's way through a veth, up to the receiver's ring, and a
-//! receiver that spins makes no system call. This has the lowest latency. Threaded NAPI moves the second half of the
-//! way to a kernel thread on the receiver's core. The rate is then 1.3 to 1.8 times as high for frames of 64 to 2106
-//! bytes and the same for 4154 bytes, at ten times the round trip. It is a setting of the interface, which has other
-//! users and outlives a process that is killed, and the thread belongs on the core of a poll loop that the driver does
-//! not know. So the driver leaves it to the administrator. At either end:
+//! By default the sender's system call executes the whole path of a frame through a veth, up to the receiver's ring, and a
+//! receiver that spins makes no system call. This has the lowest latency. Threaded NAPI moves the second half of the path to a
+//! kernel thread on the receiver's core. The rate is then 1.3 to 1.8 times as high for frames of 64 to 2106 bytes and the same
+//! for 4154 bytes, with ten times the round trip. It is a setting of the interface, which has other users and outlives a killed
+//! process, and the thread must be on the core of a poll loop that the driver does not know. So the driver leaves it to the
+//! administrator. At either end:
 //!
 //! ```sh
 //! ethtool -K veth0 gro on                      # else the threads exist only while a port is open
@@ -52,8 +50,8 @@
 //! tc qdisc add dev veth0 root pfifo            # a full veth holds senders back; without, it drops
 //! ```
 //!
-//! The poll loop must then block when it finds nothing (`Poller::blocking`), for the thread needs the core. `echo 0 >
-//! …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
+//! The poll loop must then block when it finds nothing (`Poller::blocking`), because the thread needs the core.
+//! `echo 0 > …/threaded`, `tc qdisc del dev veth0 root` and `ethtool -K veth0 gro off` undo it.
 
 mod assembly;
 mod attachment;
@@ -108,15 +106,15 @@ pub struct AfXdp {
     icmp: IcmpListener,
     /// The time of the last burst.
     now: Nanos,
-    // Goes first on drop, so that frames which come later go to the kernel.
+    // Dropped first, so that later frames go to the kernel.
     attachment: Attachment,
     _reservation: Vec<OwnedFd>,
-    /// Of a port on all queues, unless rdma_rxe has the port of all addresses.
+    /// For a port on all queues, unless rdma_rxe has UDP port 4791 of all addresses.
     sharing: Option<Box<Sharing>>,
     queues: Box<[Queue]>,
-    /// The queue that the next burst begins at.
+    /// The first queue of the next burst.
     turn: usize,
-    /// How many of the queues, the first ones, can send too.
+    /// The number of queues, the first ones, that can also send.
     sending: usize,
     frames: Frames,
     slots: TxSlots,
@@ -133,10 +131,10 @@ impl AfXdp {
     /// with up to four queues, 68 MiB with more) unless it has CAP_IPC_LOCK.
     ///
     /// # Errors
-    /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
-    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] while somebody who does not
-    /// share it, or came first, has UDP port 4791 of one of the interface's addresses, [`Error::Sharing`],
-    /// [`Error::Invalid`] for a parameter out of its range and for more than 256 queues, [`Error::Os`].
+    /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit of locked memory),
+    /// [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] if another holder that does not share it, or was
+    /// first, has UDP port 4791 of one of the interface's addresses, [`Error::Sharing`], [`Error::Invalid`] for a parameter out
+    /// of range and for more than 256 queues, [`Error::Os`].
     pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
         let netlink = Netlink::open()?;
         let interface = netlink.interface(&config.interface)?;
@@ -144,8 +142,8 @@ impl AfXdp {
         let layout = Layout::new(config, &interface)?;
         raise_memlock_limit();
         warn_of_rxe(&interface);
-        // A port on one queue has its addresses with those on the others, and they share nothing else. Whoever lacks the
-        // privileges is refused before it joins anybody.
+        // A port on one queue has the same addresses as those on the others, and they share nothing else. Missing privileges are
+        // detected before joining others.
         let attach = || Attachment::new(&netlink, &interface, config.roce_v1);
         let (attachment, reservation, sharing) = if config.sharing && config.queue.is_none() {
             (attach()?, Vec::new(), Sharing::join(&interface, config.shared_memory)?)
@@ -229,19 +227,19 @@ impl AfXdp {
         Ok(port)
     }
 
-    /// Frames that each queue has handed to the sink, by the queue's number.
+    /// Frames of each queue passed to the sink, by the queue's number.
     pub fn received_by_queue(&self) -> impl Iterator<Item = (u32, u64)> {
         self.queues.iter().map(|queue| (queue.number, queue.received))
     }
 
-    /// Has the XDP program take packets to an address or a group.
+    /// Makes the XDP program redirect packets to an address or a group.
     fn let_in(&self, to: IpAddr) -> io::Result<()> {
         let is_shared = self.sharing.as_ref().is_some_and(|sharing| sharing.has(to));
         let which = if is_shared { EVEN } else { ALL };
         self.queues.iter().try_for_each(|queue| self.attachment.admit(to, queue.number, which))
     }
 
-    /// Hands a burst of what has come by the interface to `sink`. Returns how many frames.
+    /// Passes a burst of frames from the interface to `sink`. Returns their number.
     fn receive(&mut self, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let AfXdp { capabilities, queues, frames, burst, stats, .. } = self;
         let before = stats.rx_frames;
@@ -251,7 +249,7 @@ impl AfXdp {
             let received = queues[at].receive(frames, room, capabilities.mac, stats, sink);
             taken += received.map_err(|source| gone(capabilities, source))?;
             if taken == BURST {
-                // The others had no turn, or not a whole one.
+                // The others had no turn, or an incomplete one.
                 self.turn = if at + 1 == queues.len() { 0 } else { at + 1 };
                 break;
             }
@@ -259,13 +257,13 @@ impl AfXdp {
         Ok((stats.rx_frames - before) as usize)
     }
 
-    /// Sends frames by the interface. Returns how many.
+    /// Sends frames through the interface. Returns their number.
     fn send(&mut self, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let AfXdp { capabilities, queues, sending, frames, slots, burst, stats, .. } = self;
         let max_frame = capabilities.max_frame;
         let before = stats.tx_frames;
         loop {
-            // Before each batch, for the slots of the last one are still in the cache.
+            // Before each batch, because the slots of the last one are still in the cache.
             for queue in &mut *queues {
                 queue.reclaim(slots, burst, stats);
             }
@@ -289,7 +287,7 @@ impl AfXdp {
         }
     }
 
-    /// How long a wait that begins now may be at most; not at all if frames have arrived.
+    /// The longest wait from now on; none if frames have arrived.
     fn before_wait(&mut self) -> Result<Duration, Error> {
         let by_memory = self.sharing.as_ref().map_or(LONGEST_SILENCE, |sharing| sharing.before_wait());
         let mut longest = by_memory.min(LONGEST_SILENCE);
@@ -298,7 +296,7 @@ impl AfXdp {
             if queue.has_arrivals() {
                 return Ok(Duration::ZERO);
             }
-            // What the kernel did not take has to be offered again; nothing tells when.
+            // Frames that the kernel did not take must be offered again; there is no notification.
             if queue.has_unsent() {
                 longest = longest.min(TX_RETRY);
             }
@@ -306,7 +304,7 @@ impl AfXdp {
         Ok(longest)
     }
 
-    /// A socket whose interface was removed becomes silent, with the reason set aside.
+    /// A socket whose interface was removed has no more frames; the reason is kept.
     fn check_alive(&self) -> Result<(), Error> {
         for queue in &self.queues {
             let code = socket_error(queue.socket().as_raw_fd());
@@ -396,7 +394,7 @@ impl PacketDriver for AfXdp {
         if let Some(looked) = self.netlink.look_again(self.interface, peer) {
             return looked;
         }
-        // Read anew: addresses come and go.
+        // Read again: addresses may change.
         let interface = self.netlink.interface(&self.capabilities.interface)?;
         self.netlink.resolve(&interface, peer)
     }
@@ -449,16 +447,16 @@ impl PacketDriver for AfXdp {
     }
 }
 
-/// Descriptors taken from a ring at once: as many as a mask has bits.
+/// Descriptors taken from a ring at once: the number of bits of a mask.
 const BURST: usize = 64;
-/// How soon frames that the kernel left in the transmit ring are offered again.
+/// The delay after which frames left in the transmit ring are offered again.
 const TX_RETRY: Duration = Duration::from_micros(200);
-/// The longest block. The kernel wakes nobody when it takes an interface away, so one has to look.
+/// The longest block. The kernel does not wake a wait when an interface is removed, so this must be checked.
 const LONGEST_SILENCE: Duration = Duration::from_millis(100);
 /// Descriptors that the kernel takes from the transmit ring in one call (TX_BATCH_SIZE).
 const TX_BATCH: usize = 32;
 
-/// Which of so many queues a frame is sent on. Those with the same UDP source port go on the same one.
+/// The transmit queue of a frame. Frames with the same UDP source port use the same one.
 fn spread(frame: &[u8], queues: usize) -> usize {
     let half = |at: usize| frame.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
     let tag = if half(12) == 0x8100 { 4 } else { 0 };
@@ -468,12 +466,12 @@ fn spread(frame: &[u8], queues: usize) -> usize {
         // RoCE v1 has no port.
         _ => return 0,
     };
-    // The ports of a hash's neighbours lie side by side: the upper bits of the product differ for them.
+    // Neighbouring hashes have neighbouring ports: the upper bits of the product differ for them.
     let hash = u32::from(half(14 + tag + header)).wrapping_mul(0x9e37_79b1);
     (hash as usize * queues) >> 32
 }
 
-/// What is readable when a neighbour has sent something by memory.
+/// The descriptor that is readable when a neighbour has sent a frame through shared memory.
 fn bell(sharing: &Option<Box<Sharing>>) -> impl Iterator<Item = BorrowedFd<'_>> {
     sharing.iter().flat_map(|sharing| sharing.bell())
 }
@@ -535,7 +533,7 @@ fn describe(
     )
 }
 
-/// Locked memory is limited per user; a process that may raise its limit does.
+/// Locked memory is limited per user; a process raises its limit if permitted.
 fn raise_memlock_limit() {
     let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: pointers to an `rlimit` each, which outlive the calls.
@@ -564,7 +562,7 @@ fn os_error(what: &'static str, interface: &str, source: io::Error) -> Error {
     Error::Os { what, interface: interface.to_owned(), source }
 }
 
-/// A refusal for want of a capability, with those that the process lacks.
+/// An error for a missing capability, with those that the process lacks.
 fn permission(what: &'static str, interface: &str, capability: &'static str) -> Error {
     let needed = [("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13), ("CAP_BPF", 39)];
     let effective = effective_capabilities().unwrap_or(0);

@@ -1,21 +1,20 @@
-//! Who is at the other end of a Unix socket, by the kernel's word.
+//! The process at the other end of a Unix socket, as reported by the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// The process at the other end, as it was when the connection was made: whoever connected has that of the
-/// process that listened.
+/// The process at the other end at the time of the connection; for the connecting end, the process that called listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
-    /// 0 for a process that is in no PID namespace of ours.
+    /// Its PID; 0 for a process outside this PID namespace.
     pub pid: u32,
     /// The effective user ID.
     pub uid: u32,
 }
 
 impl Credentials {
-    /// Of the other end of a connected Unix socket (SO_PEERCRED).
+    /// The credentials of the other end of a connected Unix socket (SO_PEERCRED).
     ///
     /// # Errors
     /// That of the system call.
@@ -40,8 +39,8 @@ impl Credentials {
     }
 }
 
-/// Has the kernel refuse descriptors that the other end of a socket, to be connected yet, sends along (SO_PASSRIGHTS). Whoever closes the
-/// last descriptor of a TCP socket that lingers waits for as long as its maker wanted.
+/// Makes the kernel refuse descriptors sent by the other end of a socket, before it is connected (SO_PASSRIGHTS). Closing the
+/// last descriptor of a TCP socket with SO_LINGER blocks for as long as its creator chose.
 ///
 /// # Errors
 /// That of the system call; kernels before Linux 6.16 do not know it.

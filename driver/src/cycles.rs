@@ -1,20 +1,19 @@
-//! CPU cycles of a thread, for benchmarks, where the machine counts them.
+//! CPU cycles of a thread, for benchmarks, if the machine counts them.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::FromRawFd;
 
-/// A count that belongs to the thread that opened it and goes on while that thread runs, in user
-/// space and in the kernel on its behalf.
+/// A counter of the thread that opened it, which counts while that thread runs, in user space and in the kernel.
 #[derive(Debug)]
 pub struct ThreadCycles(File);
 
 impl ThreadCycles {
-    /// Starts one for this thread.
+    /// Starts a counter for this thread.
     ///
     /// # Errors
-    /// `NotFound` or `Unsupported` where the machine (a virtual one, mostly) has no such counter,
-    /// `PermissionDenied` where `kernel.perf_event_paranoid` forbids it.
+    /// `NotFound` or `Unsupported` if the machine (usually a virtual one) has no such counter, `PermissionDenied` if
+    /// `kernel.perf_event_paranoid` forbids it.
     pub fn open() -> io::Result<ThreadCycles> {
         open(HARDWARE, HARDWARE_CPU_CYCLES).map(ThreadCycles)
     }
@@ -22,13 +21,13 @@ impl ThreadCycles {
     /// Cycles so far.
     ///
     /// # Errors
-    /// The kernel's word.
+    /// The kernel's error.
     pub fn read(&self) -> io::Result<u64> {
         read(&self.0)
     }
 }
 
-/// `perf_event_attr` as it was at first (`PERF_ATTR_SIZE_VER0`): the kernel takes any known size.
+/// The first version of `perf_event_attr` (`PERF_ATTR_SIZE_VER0`): the kernel accepts any known size.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -87,7 +86,7 @@ mod tests {
 
     #[test]
     fn a_count_goes_up_while_the_thread_runs() {
-        // The kernel's own clock takes the same way, and is there on machines without counters.
+        // The kernel's software clock uses the same call, and exists on machines without counters.
         let count = match open(SOFTWARE, SOFTWARE_TASK_CLOCK) {
             Ok(count) => count,
             Err(error) => return println!("skipped: no performance events here: {error}"),

@@ -1,29 +1,27 @@
-//! Ports of DPDK: network cards that are bound to user space, and virtual devices. The first port that is opened loads
-//! the system's libdpdk.
+//! DPDK ports: network cards bound to user space, and virtual devices. The first port that is opened loads the system's libdpdk.
 //!
-//! The environment (EAL) starts once in a process, with the application's arguments: which devices there are (`--vdev`,
-//! `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of one port.
+//! The environment (EAL) starts once in a process, with the application's arguments: devices (`--vdev`, `-a`) and memory
+//! (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of one port.
 //!
-//! Payloads are sent from registered memory where the port's driver reads them with the processor during the call:
-//! net_af_packet, net_tap and net_pcap. There a frame is a chain of the header, the payload as an external buffer, and
-//! the trailer. Other ports get a copy: a memif is faster with it, the peer of a net_ring gets the buffer itself, a
-//! net_null has no reader, and a card would need the memory mapped for its DMA.
+//! Payloads are sent from registered memory if the port's driver reads them with the CPU during the call: net_af_packet, net_tap
+//! and net_pcap. There a frame is a chain of the header, the payload as an external buffer, and the trailer. Other ports get a
+//! copy: a memif is faster with it, the peer of a net_ring gets the buffer itself, a net_null has no reader, and a card would
+//! need the memory mapped for its DMA.
 //!
-//! A port without a kernel behind it has the addresses that it is given. The driver answers and sends ARP and neighbour
-//! discovery itself (`neighbour.rs`), unless the kernel receives every frame as well. RoCE over IPv4 pays one
-//! comparison for this.
+//! A port without a kernel interface has the configured addresses. The driver answers and sends ARP and neighbour discovery
+//! itself (`neighbour.rs`), unless the kernel receives every frame as well. This costs RoCE over IPv4 one comparison.
 //!
-//! There are no receive interrupts: a port that is idle sleeps 50 µs at a time.
+//! There are no receive interrupts: an idle port sleeps 50 µs at a time.
 //!
 //! # memif
 //!
-//! The client of a memif looks for its server for 10 s when it is opened. DPDK 22.11 has two faults in this place:
+//! The client of a memif tries to connect to its server for 10 s when it is opened. DPDK 22.11 has two bugs here:
 //!
 //! - A client that ends before its server has answered makes the server panic: a server that has accepted a client and
 //!   finds it gone closes a descriptor that stays registered. So a client waits at least 2 s before it gives up a
 //!   start.
-//! - When a peer ends, a thread of DPDK takes the shared memory away, and a poll at that moment can end in a
-//!   segmentation fault. Let one end stop polling, then drop the port of the other end first.
+//! - When a peer ends, a thread of DPDK unmaps the shared memory, and a poll at that moment can cause a segmentation fault. First
+//!   stop polling at one end, then drop the port of the other end first.
 
 mod eal;
 mod kept;
@@ -52,7 +50,7 @@ use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, EthDevice, NeighbourSource};
 
-/// Loads DPDK and the shim over it, as the first open does.
+/// Loads DPDK and its shim, as the first open does.
 ///
 /// # Errors
 /// [`Error::NoDpdk`] with what is missing.
@@ -60,30 +58,28 @@ pub fn load() -> Result<(), Error> {
     eal::load().map(drop)
 }
 
-/// What to open.
+/// The port to open.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct DpdkConfig {
-    /// EAL's arguments, without a program name; those of the first open of a process count. Later
-    /// ones are the same or empty.
+    /// EAL's arguments, without a program name; those of the first open in a process are used. Later ones must be the same or
+    /// empty.
     pub eal: Vec<String>,
     /// The port: a virtual device's name (`net_memif0`) or a PCI address (`0000:03:00.0`).
     pub port: String,
-    /// The port's addresses with the lengths of their links' prefixes. Empty for those of the kernel's interface
-    /// behind it (net_af_packet, net_af_xdp).
+    /// The port's addresses with prefix lengths. If empty, those of the kernel's interface behind it (net_af_packet, net_af_xdp).
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Largest IP packet. `None` for the port's own; for one without a link, 9000 or what fits.
+    /// Largest IP packet. `None` is the port's own MTU; without a link, 9000 or the largest that fits.
     pub mtu: Option<u32>,
-    /// Entries of a receive queue, fitted to what the port allows. Virtual devices have arguments
-    /// for that.
+    /// Entries of a receive queue, adjusted to the port's limits. Virtual devices have arguments for it.
     pub rx_descriptors: u16,
     /// Entries of a transmit queue; likewise.
     pub tx_descriptors: u16,
 }
 
 impl DpdkConfig {
-    /// A port with sizes that lose nothing between two busy cores.
+    /// A port with sizes that cause no loss between two busy cores.
     pub fn new(port: impl Into<String>, addresses: &[(IpAddr, u8)]) -> DpdkConfig {
         DpdkConfig {
             eal: Vec::new(),
@@ -120,22 +116,22 @@ impl DpdkConfig {
 #[derive(Debug)]
 pub struct Dpdk {
     capabilities: Capabilities,
-    /// A frame that came in several segments.
+    /// A frame received in several segments.
     scratch: Box<[u8]>,
     received: [*mut sys::Mbuf; BURST],
     frames: [sys::Frame; BURST],
-    /// Frames that came while nobody could take them.
+    /// Frames received while there was no sink.
     backlog: VecDeque<(*mut sys::Mbuf, sys::Frame)>,
     outbox: Outbox,
     spare: Spare,
     heads: Spare,
     segments: Spare,
     kept: Kept,
-    /// Word of packets that were not delivered.
+    /// Errors for packets that were not delivered.
     refusals: VecDeque<Refusal>,
     stats: Stats,
     queue: u16,
-    // Last, for what is above holds its buffers.
+    // Last, because the fields above hold its buffers.
     port: Arc<EthDevice>,
 }
 
@@ -147,16 +143,16 @@ impl Dpdk {
     /// Opens queue 0 of the port, which then is its only one.
     ///
     /// # Errors
-    /// [`Error::NoDpdk`] if this system has no DPDK or no shim over it; [`Error::Invalid`] for EAL arguments that DPDK
-    /// refuses or that differ from the first ones, a port that does not exist or is open already, an MTU that it can't
-    /// have, missing addresses; [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
+    /// [`Error::NoDpdk`] if this system has no DPDK or no shim for it; [`Error::Invalid`] for EAL arguments that DPDK refuses or
+    /// that differ from the first ones, a port that does not exist or is already open, an unsupported MTU, missing addresses;
+    /// [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
     pub fn open(config: &DpdkConfig) -> Result<Dpdk, Error> {
         let port = Arc::new(EthDevice::start(config, 1)?);
         Dpdk::on_queue(port, 0)
     }
 
-    /// Opens the port with several queues, for one context each. Where the port can hash, frames are
-    /// spread by their UDP ports; what else comes (ARP) comes to the first, which somebody must poll.
+    /// Opens the port with several queues, for one context each. If the port can hash, frames are spread by their UDP ports;
+    /// other frames (ARP) are received by the first queue, which must be polled.
     ///
     /// # Errors
     /// As [`open`](Dpdk::open).
@@ -192,7 +188,7 @@ impl Dpdk {
         })
     }
 
-    /// Takes a burst from the port, or from what has been waiting, and returns how many frames.
+    /// Takes a burst from the port, or from the backlog, and returns the number of frames.
     #[inline]
     fn receive(&mut self) -> usize {
         if self.backlog.is_empty() {
@@ -215,8 +211,8 @@ impl Dpdk {
         })
     }
 
-    /// Puts what has come behind the backlog, as far as there is room; ARP, ND and ICMP are dealt with.
-    /// Returns whether anything came.
+    /// Appends received frames to the backlog, as far as there is room; processes ARP, ND and ICMP. Returns whether anything was
+    /// received.
     fn set_aside(&mut self) -> bool {
         let n = self.poll_port();
         for at in 0..n {
@@ -237,14 +233,13 @@ impl Dpdk {
         n > 0
     }
 
-    /// Whether the frame is for the driver, and so for [`deal_with`](Dpdk::deal_with).
+    /// Whether the frame is for the driver, that is, for [`deal_with`](Dpdk::deal_with).
     #[inline]
     fn concerns(&self, frame: &[u8]) -> bool {
         icmp::concerns(frame) || self.port.link.is_own() && Neighbours::concerns(frame)
     }
 
-    /// Learns from an ARP or ND frame, and answers it; keeps what ICMP says for
-    /// [`next_refusal`](PacketDriver::next_refusal).
+    /// Learns from an ARP or ND frame, and answers it; keeps ICMP errors for [`next_refusal`](PacketDriver::next_refusal).
     #[cold]
     fn deal_with(&mut self, frame: &[u8]) {
         if icmp::concerns(frame) {
@@ -258,7 +253,7 @@ impl Dpdk {
         }
     }
 
-    /// Sends a frame of the driver's own; one that finds no room is lost.
+    /// Sends a frame of the driver itself; it is lost if there is no room.
     fn send_at_once(&mut self, frame: &[u8]) {
         let pools = &self.port.queues[usize::from(self.queue)];
         if !self.outbox.flush(self.port.id, self.queue) {
@@ -412,7 +407,7 @@ impl PacketDriver for Dpdk {
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         eal::enter();
         self.outbox.flush(self.port.id, self.queue);
-        // A time too far away to be told is none.
+        // A time too far away to represent is no limit.
         let deadline = Instant::now().checked_add(timeout);
         while self.backlog.is_empty() && !self.set_aside() {
             let left = deadline.map_or(NAP, |deadline| deadline.saturating_duration_since(Instant::now()));
@@ -424,7 +419,7 @@ impl PacketDriver for Dpdk {
         Ok(())
     }
 
-    /// No descriptor tells of frames: whoever waits looks again after a nap.
+    /// No descriptor reports frames: a wait sleeps and checks again.
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         eal::enter();
         self.outbox.flush(self.port.id, self.queue);
@@ -445,7 +440,7 @@ impl PacketDriver for Dpdk {
             }
             NeighbourSource::Own(neighbours) => neighbours,
         };
-        // Who only looks for a neighbour receives nothing, and the answer would wait in the port.
+        // A caller that only resolves does not receive, so the answer would remain in the port.
         self.set_aside();
         let search = lock(neighbours).seek(peer, Instant::now());
         match search {
@@ -477,7 +472,7 @@ impl PacketDriver for Dpdk {
 
     fn stats(&self) -> Stats {
         let mut stats = self.stats;
-        // The port counts for all its queues; they are told once.
+        // The port's counters are for all its queues; they are reported once.
         if self.queue == 0 {
             let (dropped, failed) = self.port.losses();
             stats.rx_dropped += dropped;
@@ -502,7 +497,7 @@ impl Drop for Dpdk {
 
 /// Ethernet header and one 802.1Q tag, which the MTU does not count.
 const FRAME_OVERHEAD: usize = 18;
-/// How long a port without interrupts sleeps between two looks.
+/// How long a port without interrupts sleeps between two checks.
 const NAP: Duration = Duration::from_micros(50);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,4 +1,4 @@
-//! ICMP echo with "don't fragment": which packets a peer answers that runs nothing of ours.
+//! ICMP echo with "don't fragment": the packet lengths that a peer without ferroce answers.
 
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -7,22 +7,21 @@ use std::time::{Duration, Instant};
 
 use crate::udp::set_option;
 
-/// What became of an echo request.
+/// The result of an echo request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Echo {
     /// It was answered, in the same length.
     Answered,
-    /// The own interface takes no packet of this length.
+    /// The packet is too long for the local interface.
     TooLong,
-    /// No answer has come in time.
+    /// There was no answer before the timeout.
     Silence,
 }
 
 /// Sends echo requests to one peer.
 ///
-/// By the kernel's ping socket where `net.ipv4.ping_group_range` allows it, otherwise by a raw one, which
-/// needs CAP_NET_RAW.
+/// With the kernel's ping socket if `net.ipv4.ping_group_range` allows it, otherwise with a raw socket, which needs CAP_NET_RAW.
 #[derive(Debug)]
 pub struct Pinger {
     /// Of ICMP, though its type says UDP: that one connects, sends and waits for any datagram socket.
@@ -41,10 +40,10 @@ impl Pinger {
     /// For `peer`, on the interface of index `scope` if it is a link-local address.
     ///
     /// # Errors
-    /// The kernel's word: `PermissionDenied` where neither socket may be had.
+    /// The kernel's error: `PermissionDenied` if neither socket is permitted.
     pub fn new(peer: IpAddr, scope: u32) -> io::Result<Pinger> {
         let ipv6 = peer.is_ipv6();
-        // Don't fragment, and believe no router's word of before.
+        // Don't fragment, and ignore the cached path MTU.
         let socket = create(ipv6, libc::SOCK_DGRAM).or_else(|_| create(ipv6, libc::SOCK_RAW))?;
         if ipv6 {
             set_option(
@@ -71,7 +70,7 @@ impl Pinger {
     /// Sends a request in an IP packet of `length` bytes and waits for its answer.
     ///
     /// # Errors
-    /// The kernel's word, of no route for example.
+    /// The kernel's error, such as no route.
     pub fn ask(&mut self, length: u32, patience: Duration) -> io::Result<Echo> {
         self.sequence = self.sequence.wrapping_add(1);
         let request = self.request(length);
@@ -89,8 +88,7 @@ impl Pinger {
             self.socket.set_read_timeout(Some(left))?;
             match self.socket.recv(&mut self.buffer) {
                 Ok(count) if self.answers(&request, count) => return Ok(Echo::Answered),
-                // A raw socket hears all of ICMP; and a router's word that a packet was too long for it
-                // leaves the same as its silence.
+                // A raw socket receives all of ICMP; a router's "packet too big" has the same result as no answer.
                 Ok(_) => {}
                 Err(error)
                     if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
@@ -109,10 +107,10 @@ impl Pinger {
         message[..HEADER].fill(0);
         message[0] = if self.ipv6 { 128 } else { 8 };
         message[6..8].copy_from_slice(&self.sequence.to_be_bytes());
-        // Tells the answers to several processes apart: a raw socket gets them all.
+        // Distinguishes the answers to several processes: a raw socket receives all of them.
         message[HEADER..HEADER + TOKEN].copy_from_slice(&std::process::id().to_be_bytes());
         if !self.ipv6 {
-            // Over IPv6 the kernel computes it, for it covers the addresses.
+            // For IPv6 the kernel computes it, because it covers the addresses.
             let sum = checksum(&message);
             message[2..4].copy_from_slice(&sum.to_be_bytes());
         }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::{Capabilities, MemoryError, holder, rnic};
 
-/// The RNICs in place of one that there is not.
+/// The existing RNICs, for an error about a missing one.
 fn rnics_there(there: &[String], unlisted: &[String]) -> String {
     match (there, unlisted) {
         ([], []) => ", nor any other".into(),
@@ -29,7 +29,7 @@ pub enum Error {
         if *is_rnic { format!("; '{name}' is an RNIC: ibverbs:{name}") } else { String::new() }
     )]
     NoInterface {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// Whether it is the name of an RNIC.
         is_rnic: bool,
@@ -45,16 +45,16 @@ pub enum Error {
     /// The process lacks a privilege.
     #[error("{what} on '{interface}' needs {capability}: {cure}")]
     Permission {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which interface.
+        /// The interface.
         interface: String,
         /// The missing capability or limit.
         capability: &'static str,
-        /// What to do about it.
+        /// The remedy.
         cure: String,
     },
-    /// Somebody else holds the queue.
+    /// Another process uses the queue.
     #[error(
         "queue {queue} of '{interface}' is in use by another AF_XDP socket{}; stop that process or take another queue",
         holder::there(holders)
@@ -64,10 +64,10 @@ pub enum Error {
         interface: String,
         /// The queue.
         queue: u32,
-        /// The other processes with AF_XDP ports on the interface, as far as this one may know.
+        /// The other processes with AF_XDP ports on the interface, as far as this one can see them.
         holders: Vec<holder::Holder>,
     },
-    /// The interface has an XDP program of somebody else, which is not replaced.
+    /// The interface has another XDP program, which is not replaced.
     #[error(
         "'{interface}' already has the XDP program '{program}' (id {id}), which is not ferroce's; stop its owner, \
          or take it off with `ip link set {interface} xdp off`"
@@ -80,14 +80,14 @@ pub enum Error {
         /// The program's id, as `bpftool prog` lists it.
         id: u32,
     },
-    /// A system call failed for a reason that has no variant of its own.
+    /// A system call failed for another reason.
     #[error("{what} on '{interface}': {source}")]
     Os {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which interface.
+        /// The interface.
         interface: String,
-        /// The kernel's word.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The kernel has no route to the peer.
@@ -98,13 +98,13 @@ pub enum Error {
         /// The interface.
         interface: String,
     },
-    /// The kernel has no interface of the VLAN, so nobody can be asked for a next hop in it.
+    /// The kernel has no interface of the VLAN, so a next hop in it can't be resolved.
     #[error(
         "'{interface}' has no VLAN {vlan}: `ip link add link {interface} name {interface}.{vlan} type vlan id {vlan}`, \
          set it up and give it an address, or give the address vector the hardware address of the next hop"
     )]
     NoVlan {
-        /// The interface that the VLAN should be on.
+        /// The interface on which the VLAN is missing.
         interface: String,
         /// The VLAN.
         vlan: u16,
@@ -125,7 +125,7 @@ pub enum Error {
         /// The interface.
         interface: String,
     },
-    /// Somebody else hears the RoCE packets to the address.
+    /// Another process or the kernel receives the RoCE packets to the address.
     #[error(
         "UDP port {port} of {address} is in use by {}; {}stop it or take another address",
         holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string),
@@ -136,18 +136,18 @@ pub enum Error {
         address: IpAddr,
         /// The port.
         port: u16,
-        /// Who has it, as far as this process may know.
+        /// The holder, as far as this process can see it.
         holder: Option<holder::Holder>,
     },
-    /// What processes of this host share could not be joined or changed.
+    /// A resource shared by processes of this host could not be joined or changed.
     #[error("{what} can't be shared: {reason}")]
     Sharing {
-        /// What is shared.
+        /// The resource.
         what: String,
         /// Why it failed.
         reason: String,
     },
-    /// Another process on the same address has the service.
+    /// Another process on the same address listens for the service.
     #[error(
         "service {service:#x} (port {}) of {of} is another process's{}; take another port",
         service & 0xffff,
@@ -156,9 +156,9 @@ pub enum Error {
     ServiceInUse {
         /// The service ID.
         service: u64,
-        /// The address, and what else it is a part of.
+        /// The address, with the group that it belongs to.
         of: String,
-        /// The process; 0 where it is not known.
+        /// The process; 0 if unknown.
         pid: u32,
     },
     /// The driver can't do this.
@@ -166,39 +166,39 @@ pub enum Error {
     Unsupported {
         /// The driver.
         driver: &'static str,
-        /// What was asked of it.
+        /// The requested operation.
         what: &'static str,
     },
-    /// A parameter is outside what the driver can do.
+    /// A parameter is out of the driver's range.
     #[error("{parameter} = {value}: {expected}")]
     Invalid {
         /// The parameter.
         parameter: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// The valid values.
         expected: String,
     },
-    /// This system has no DPDK, or no shim of ferroce over it, so a port of DPDK can't be opened.
+    /// This system has no DPDK, or no ferroce shim for it, so a port of DPDK can't be opened.
     #[error("DPDK can't be loaded: {reason}")]
     NoDpdk {
-        /// What the loader says, and what to do.
+        /// The loader's error, and the remedy.
         reason: String,
     },
-    /// There is no libibverbs that serves, so RNICs can't be reached.
+    /// There is no suitable libibverbs, so RNICs can't be used.
     #[error("{library} can't be loaded: {reason}")]
     NoVerbs {
-        /// The library asked for.
+        /// The requested library.
         library: String,
-        /// What the loader says, or what the library lacks.
+        /// The loader's error, or what the library lacks.
         reason: String,
     },
-    /// There is no librdmacm that serves, so an RNIC has no connection manager.
+    /// There is no suitable librdmacm, so an RNIC has no connection manager.
     #[error("the connection manager of an RNIC needs {library}, which can't be loaded: {reason}")]
     NoRdmaCm {
-        /// The library asked for.
+        /// The requested library.
         library: String,
-        /// What the loader says, or what the library lacks.
+        /// The loader's error, or what the library lacks.
         reason: String,
     },
     /// There is no RNIC of that name.
@@ -207,11 +207,11 @@ pub enum Error {
         rnics_there(there, unlisted)
     )]
     NoRnic {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// Those that there are.
+        /// The existing names.
         there: Vec<String>,
-        /// Those that the kernel has beside them, and libibverbs does not list.
+        /// Names of the kernel that libibverbs does not list.
         unlisted: Vec<String>,
     },
     /// A function of libibverbs failed.
@@ -223,14 +223,14 @@ pub enum Error {
     Verbs {
         /// The function.
         call: &'static str,
-        /// The device; empty where it is about none.
+        /// The device; empty if none is concerned.
         device: String,
-        /// What it said.
+        /// Its error.
         source: io::Error,
-        /// What it was asked for, and what would be right; empty where that is not known.
+        /// The request, and the valid values; empty if unknown.
         remedy: String,
     },
-    /// A GPU gives out no dma-buf of its memory, by which an RNIC reaches it.
+    /// A GPU does not export its memory as a dma-buf, which an RNIC needs.
     #[error(
         "{card} reaches memory of a GPU by a dma-buf, and there is none: {source}; {}",
         rnic::COPY_INSTEAD
@@ -238,15 +238,15 @@ pub enum Error {
     NoDmaBuf {
         /// The RNIC.
         card: String,
-        /// What the GPU says.
+        /// The GPU's error.
         source: MemoryError,
     },
     /// A sysfs tree can't be read, or recorded.
     #[error("sysfs tree '{path}': {reason}")]
     Topology {
-        /// The folder.
+        /// The directory.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// A capture file can't be read or written.
@@ -254,7 +254,7 @@ pub enum Error {
     Capture {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 }
@@ -267,7 +267,7 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    /// Says, of a function of libibverbs or librdmacm that failed, what it was asked for and what would be right.
+    /// Adds the request and the valid values to the error of a function of libibverbs or librdmacm.
     #[must_use]
     pub fn remedied(mut self, words: impl FnOnce(&io::Error) -> String) -> Error {
         if let Error::Verbs { source, remedy, .. } = &mut self
@@ -282,13 +282,13 @@ impl Error {
         Error::Sharing { what: what.to_owned(), reason: reason.into() }
     }
 
-    /// The driver asks for next hops without a tag alone.
+    /// The driver resolves next hops only without a tag.
     pub(crate) fn no_vlans(capabilities: &Capabilities) -> Error {
         let what = "looking for a next hop in a VLAN (give the address vector its hardware address)";
         Error::Unsupported { driver: capabilities.driver, what }
     }
 
-    /// Nobody answers for `peer`, which is the next hop.
+    /// `peer`, which is the next hop, does not answer.
     pub(crate) fn no_neighbour(peer: IpAddr, interface: &str) -> Error {
         let protocol = if peer.is_ipv4() { "ARP" } else { "neighbour discovery" };
         Error::NoNeighbour { peer, protocol, interface: interface.to_owned() }

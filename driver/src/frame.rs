@@ -1,18 +1,17 @@
-//! What a driver and the engine hand each other during a burst.
+//! The interface between a driver and the engine during a burst.
 
 use crate::kept::RxFrame;
 use crate::memory::{Payload, Span, SpanMut};
 
-/// Where a burst of received frames goes. A closure over `&[u8]` is one.
+/// The destination of a burst of received frames. A closure over `&[u8]` is one.
 pub trait FrameSink {
-    /// A frame of this burst whose turn comes soon: time to fetch what it will need into the cache.
-    /// May be only the frame's start, with the headers in it. A driver that can't look ahead, or has
-    /// nothing to look ahead to, leaves it out.
+    /// A frame that follows soon in this burst, to prefetch its data into the cache. It may be only the frame's start, with the
+    /// headers. A driver need not call it.
     fn announce(&mut self, frame: &[u8]) {
         let _ = frame;
     }
 
-    /// Takes a frame, which is borrowed for the call only; [`RxFrame::keep`] keeps it for longer.
+    /// Takes a frame, which is borrowed only for the call; [`RxFrame::keep`] keeps it for longer.
     fn take(&mut self, frame: RxFrame<'_>);
 }
 
@@ -22,37 +21,37 @@ impl<F: FnMut(&[u8])> FrameSink for F {
     }
 }
 
-/// Where a burst of frames to send comes from. A closure from a buffer to a length is one.
+/// The source of a burst of frames to send. A closure from a buffer to a length is one.
 pub trait FrameSource {
     /// Writes the next frame at the start of `buffer`, which is at least
     /// [`Capabilities::max_frame`](crate::Capabilities::max_frame) bytes long, and returns its
     /// length; `None` if there is nothing to send.
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
-    /// As [`write`](FrameSource::write), but a payload may stay where it is registered: `head` gets
-    /// what is in front of it, `tail` what is behind it. For ports that send from several places.
+    /// As [`write`](FrameSource::write), but a payload may stay in registered memory: `head` gets the bytes before it, `tail`
+    /// those after it. For ports that can send a frame in several segments.
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
         let _ = tail;
         let head = self.write(head)?;
         Some(Gathered { head, tail: 0 })
     }
 
-    /// The payload of the frame that [`gather`](FrameSource::gather) has just made, if it is not in `head`.
+    /// The payload of the frame that [`gather`](FrameSource::gather) has just written, if it is not in `head`.
     fn payload(&self) -> Option<Payload<'_>> {
         None
     }
 
-    /// As [`write`](FrameSource::write), for ports whose frames go to memory that others have too: `head` and `tail` are
-    /// the port's own and get what is around a payload, which goes where `room` says. `head` gets all of a frame whose
-    /// payload is short, or has no room elsewhere; it is as long as `write` wants its buffer.
+    /// As [`write`](FrameSource::write), for ports that write frames to shared memory: `head` and `tail` are private to the port
+    /// and get the bytes around a payload, which is written to the place from `room`. `head` gets the whole frame if its payload
+    /// is short, or if there is no room elsewhere; it is as long as the buffer of `write`.
     fn place(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX], room: &mut dyn Room) -> Option<Gathered> {
         let _ = (tail, room);
         let head = self.write(head)?;
         Some(Gathered { head, tail: 0 })
     }
 
-    /// Gives a frame that [`write`](FrameSource::write) has just made another IPv4 identification.
-    /// For sockets whose kernel numbers the packets ([`Layer::Ip`](crate::Layer::Ip)).
+    /// Changes the IPv4 identification of a frame that [`write`](FrameSource::write) has just written. For sockets whose kernel
+    /// numbers the packets ([`Layer::Ip`](crate::Layer::Ip)).
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {
         let _ = (frame, identification);
     }
@@ -64,26 +63,26 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> FrameSource for F {
     }
 }
 
-/// Where payloads go that are copied once, from registered memory to what processes share.
+/// The destination of payloads that are copied once, from registered to shared memory.
 pub trait Room {
-    /// A place for `payload` bytes of a frame to the queue pair `qpn` at an IP address, of which `destination` has the 4 or
-    /// 16 bytes; `None` if there is none. It is asked for once a frame at most, before the frame is written.
+    /// A place for `payload` bytes of a frame to the queue pair `qpn` at the IP address `destination`, of 4 or 16 bytes; `None`
+    /// if there is none. It is called at most once per frame, before the frame is written.
     fn place(&mut self, destination: &[u8], qpn: u32, payload: usize) -> Option<Placed<'_>>;
 }
 
-/// Where a payload goes.
+/// The place for a payload.
 #[derive(Debug)]
 pub struct Placed<'a> {
-    /// As many bytes as the payload has.
+    /// As long as the payload.
     pub to: SpanMut<'a>,
-    /// Whether the frame is to have an ICRC. If not, its four bytes say nothing.
+    /// Whether the frame has an ICRC. If not, its four bytes are undefined.
     pub icrc: bool,
 }
 
-/// Most bytes behind a payload: three of pad, four of ICRC.
+/// The most bytes after a payload: three of pad, four of ICRC.
 pub const TAIL_MAX: usize = 8;
 
-/// A frame in pieces: what is around its [`payload`](FrameSource::payload).
+/// A frame in pieces: the lengths around its [`payload`](FrameSource::payload).
 #[derive(Clone, Copy, Debug)]
 pub struct Gathered {
     /// Bytes in `head`.
@@ -92,7 +91,7 @@ pub struct Gathered {
     pub tail: usize,
 }
 
-/// A sink in front of another one, which gets every call. `pass` sees each frame first, and tells whether it goes on.
+/// A sink in front of another one, which gets every call. `pass` sees each frame first, and returns whether to pass it on.
 pub struct FilteredSink<'a, F> {
     sink: &'a mut dyn FrameSink,
     pass: F,
@@ -118,8 +117,8 @@ impl<F: FnMut(&[u8]) -> bool> FrameSink for FilteredSink<'_, F> {
     }
 }
 
-/// A source in front of another one, which gets every call. `pass` sees each frame that is to be sent, and tells
-/// whether it goes on; the next one is asked for in place of one that does not.
+/// A source in front of another one, which gets every call. `pass` sees each frame to send, and returns whether to send it; a
+/// frame that is not sent is replaced by the next one.
 pub struct FilteredSource<'a, F> {
     source: &'a mut dyn FrameSource,
     pass: F,
@@ -137,7 +136,7 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
         loop {
             let len = self.source.write(buffer)?;
-            // A length beyond the buffer is the driver's to refuse.
+            // The driver refuses a length beyond the buffer.
             let Some(head) = buffer.get(..len) else { return Some(len) };
             if (self.pass)(Sent { head, payload: None, tail: &[] }) {
                 return Some(len);
@@ -162,7 +161,7 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
         self.source.payload()
     }
 
-    /// A frame must be whole to be seen, so it is written in one piece.
+    /// A frame must be complete to be examined, so it is written in one piece.
     fn place(&mut self, head: &mut [u8], _: &mut [u8; TAIL_MAX], _: &mut dyn Room) -> Option<Gathered> {
         let head = self.write(head)?;
         Some(Gathered { head, tail: 0 })
@@ -173,7 +172,7 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
     }
 }
 
-/// A frame that is to be sent, as a [`FilteredSource`] sees it: in one piece or in three.
+/// A frame to send, in a [`FilteredSource`]: in one piece or in three.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent<'a> {
     head: &'a [u8],
@@ -187,8 +186,8 @@ impl<'a> Sent<'a> {
         self.head
     }
 
-    /// The whole frame; in `scratch`, if it is in several pieces. The payload's owner may write it before it
-    /// is sent, so what is sent can differ from this.
+    /// The whole frame; in `scratch`, if it is in several pieces. The payload's owner may write it before it is sent, so the
+    /// frame sent can differ.
     pub fn bytes<'b>(&self, scratch: &'b mut Vec<u8>) -> &'b [u8]
     where
         'a: 'b,

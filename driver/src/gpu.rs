@@ -1,13 +1,13 @@
-//! Memory of GPUs, and what moves it.
+//! GPU memory, and copies to and from it.
 //!
-//! The CPU can't reach such memory: bytes are copied by the device itself, between its memory and [`Staging`], host memory that
-//! packets are sent from and received into. A copy is submitted to a [`Queue`] and ends later.
+//! The CPU can't access such memory: the device itself copies bytes between its memory and [`Staging`], host memory for packets.
+//! A copy is submitted to a [`Queue`] and completes later.
 //!
-//! | device | what it is |
+//! | device | description |
 //! |---|---|
-//! | `opencl` | any GPU by OpenCL, or the CPU by PoCL; feature `opencl` |
-//! | `cuda` | a GPU of NVIDIA by CUDA, whose memory has addresses and dma-bufs; feature `cuda` |
-//! | [`strict`] | for tests: memory that faults when the CPU touches it, copies that land late, out of order, or fail |
+//! | `opencl` | any GPU with OpenCL, or the CPU with PoCL; feature `opencl` |
+//! | `cuda` | an NVIDIA GPU with CUDA, whose memory has addresses and dma-bufs; feature `cuda` |
+//! | [`strict`] | for tests: memory that faults when the CPU accesses it, copies that complete late, out of order, or fail |
 //!
 //! ```
 //! use ferroce_driver::gpu::{Device, Staging, strict::Strict};
@@ -51,18 +51,18 @@ pub use error::GpuError;
 pub use spec::{FoundGpu, GpuSpec};
 pub use staging::Staging;
 
-/// The most pieces of one copy: those of a work request, and one more where a datagram begins within one.
+/// The most pieces of one copy: those of a work request, and one more if a datagram begins inside one.
 pub const MAX_PIECES: usize = 33;
 
-/// Copies or reductions of one queue that are under way at once.
+/// The most outstanding copies or reductions of one queue.
 pub const QUEUE_DEPTH: usize = 64;
 
 /// The most sources of one reduction by a device.
 pub const MAX_SOURCES: usize = 8;
 
-/// A GPU. Threads and contexts share one.
+/// A GPU. Threads and contexts may share it.
 pub trait Device: fmt::Debug + Send + Sync {
-    /// As it is named: `opencl:0`.
+    /// Its name, such as `opencl:0`.
     fn name(&self) -> &str;
 
     /// Allocates `len` bytes of its memory, zeroed.
@@ -71,93 +71,92 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Call`], mostly because there is no more memory.
     fn allocate(&self, len: usize) -> Result<Memory, GpuError>;
 
-    /// Opens a queue of copies between its memory and this staging, which it pins where that makes copies faster.
+    /// Opens a queue of copies between its memory and this staging, which it pins if that makes copies faster.
     ///
     /// # Errors
     /// [`GpuError::Call`].
     fn queue(&self, staging: &Staging) -> Result<Box<dyn Queue>, GpuError>;
 
-    /// Opens a queue of reductions, and of copies within its memory. The first one builds what the device computes with, which may take
-    /// seconds; no reduction waits for that.
+    /// Opens a queue of reductions, and of copies within its memory. The first call compiles the kernels, which may take seconds,
+    /// so that no reduction waits for that.
     ///
     /// # Errors
-    /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it computes nothing.
+    /// [`GpuError::Call`]; [`GpuError::Unsupported`] if it does not support reductions.
     fn reducer(&self) -> Result<Box<dyn Reducer>, GpuError>;
 }
 
-/// A piece of a device's memory as it was allocated or imported, which is what a [`Memory`] of the kind
-/// [`Device`](crate::MemoryKind::Device) keeps.
+/// An allocated or imported block of device memory, the owner in a [`Memory`] of the kind [`Device`](crate::MemoryKind::Device).
 pub trait Block: Any + fmt::Debug + Send + Sync {
-    /// Whose it is.
+    /// Its device.
     fn device(&self) -> &Arc<dyn Device>;
 
-    /// Copies bytes from `offset` on to `to`, and waits for it.
+    /// Copies bytes from `offset` on to `to`, and waits until the copy is complete.
     ///
     /// # Errors
     /// [`GpuError::Call`].
     fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), GpuError>;
 
-    /// Copies `from` to the bytes from `offset` on, and waits for it.
+    /// Copies `from` to the bytes from `offset` on, and waits until the copy is complete.
     ///
     /// # Errors
     /// [`GpuError::Call`].
     fn write(&self, offset: u64, from: &[u8]) -> Result<(), GpuError>;
 
-    /// All of it as a dma-buf, by which a network card reaches it.
+    /// The whole block as a dma-buf, with which a network card accesses it.
     ///
     /// # Errors
-    /// [`GpuError::Unsupported`] where the device or its driver has none, with what is missing; [`GpuError::Call`].
+    /// [`GpuError::Unsupported`] if the device or its driver does not support it, with what is missing; [`GpuError::Call`].
     fn export(&self) -> Result<DmaBuf, GpuError>;
 
-    /// For a queue of the device, which must know what it copies.
+    /// For a queue of the device, which needs the concrete type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Memory of a device as the kernel shares it between drivers.
+/// Device memory that the kernel shares between drivers.
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The buffer.
     pub fd: OwnedFd,
-    /// Where the memory begins in it.
+    /// The offset of the memory in it.
     pub offset: u64,
 }
 
-/// What was submitted, and what of it has ended.
+/// Submitted and completed work of a queue.
 pub trait Tickets: Send {
-    /// Everything up to the ticket that this returns has ended, and what was told before to have failed has failed. What has ended lets
-    /// go of its share in the memory, which may be written and read from then on.
+    /// Returns the ticket up to which all work has completed, except for failures reported before. Completed work releases its
+    /// reference to the memory, which may be written and read from then on.
     ///
-    /// It waits for no copy that is under way, but in two cases. The last share in memory frees it, and a library may take its time for
-    /// that (`cuMemFree` waits for the device). A device that can't say whether something has ended is waited for, with all that was
-    /// submitted: memory must not be let go of before.
+    /// It does not wait for outstanding copies, except in two cases. Dropping the last reference to memory frees it, which may
+    /// block in a library (`cuMemFree` waits for the device). If a device can't report completions, it waits for all submitted
+    /// work: the memory must not be released before.
     ///
     /// # Errors
-    /// [`Failed`]: what has this ticket has failed, and all before it have ended. Asked again, the queue goes on behind it. Of a
-    /// device that is gone everything fails.
+    /// [`Failed`]: the work with this ticket has failed, and all before it has completed. The next call continues after it. If
+    /// the device is gone, all work fails.
     fn done(&mut self, now: Nanos) -> Result<Ticket, Failed>;
 
-    /// When [`done`](Tickets::done) is to be asked again, if anything has not ended; `now` where the device does not tell.
+    /// When to call [`done`](Tickets::done) again, if work is outstanding; `now` if the device can't predict it.
     fn next_deadline(&self, now: Nanos) -> Option<Nanos>;
 }
 
-/// Copies of one device between its memory and [`Staging`], with their ends. One that is dropped first ends what was submitted, however
-/// long that takes.
+/// A queue of copies of one device between its memory and [`Staging`]. Dropping it waits until all submitted work has ended,
+/// however long that takes.
 ///
-/// Copies may land in any order. What they name stays until they have ended: a queue keeps a share in the memory
-/// ([`Memory::is_pinned`]) and in the staging.
+/// Copies may complete in any order. The queue keeps references to the memory ([`Memory::is_pinned`]) and to the staging until
+/// they have ended.
 pub trait Queue: Tickets {
     /// Copies pieces of the device's memory, one after the other, to the staging from byte `at` on.
     ///
     /// # Errors
-    /// [`GpuError::Full`]: nothing was submitted, and there will be room when older copies have ended;
-    /// [`GpuError::Call`] if the device refuses.
+    /// [`GpuError::Full`]: nothing was submitted; there is room again when older copies have completed; [`GpuError::Call`] if the
+    /// device refuses.
     ///
     /// # Panics
-    /// If the staging is too short, there are more than [`MAX_PIECES`], or a piece is another device's.
+    /// If the staging is too short, there are more than [`MAX_PIECES`], or a piece is of another device.
     fn gather(&mut self, now: Nanos, from: &[Piece<'_>], at: usize) -> Result<Ticket, GpuError>;
 
-    /// Copies the staging from byte `at` on to pieces of the device's memory, one after the other, but not before all copies up
-    /// to `after` have ended.
+    /// Copies the staging from byte `at` on to pieces of the device's memory, one after the other, after all copies up to `after`
+    /// have completed.
     ///
     /// # Errors
     /// As [`gather`](Queue::gather).
@@ -168,12 +167,12 @@ pub trait Queue: Tickets {
     -> Result<Ticket, GpuError>;
 }
 
-/// Reductions by a device, of its memory and into it, with their ends. They are carried out in the order in which they are submitted,
-/// each behind the one before. One that is dropped first ends what was submitted, however long that takes.
+/// A queue of reductions by a device, from and to its memory. They are executed in the order of submission, one after the other.
+/// Dropping it waits until all submitted work has ended, however long that takes.
 pub trait Reducer: Tickets {
-    /// Computes a target of sources, with the same bits as the processor ([`Reduction::apply`](crate::reduction::Reduction::apply),
-    /// [`scale`](crate::reduction::scale)), but for those of NaNs that it leaves to anybody. The target may be the same memory as any
-    /// of the sources. A reduction of one source that is not divided is a copy, of whatever bytes.
+    /// Computes a target from sources, with the same bits as the CPU ([`Reduction::apply`](crate::reduction::Reduction::apply),
+    /// [`scale`](crate::reduction::scale)), except for the bits of NaNs that these leave undefined. The target may be the same
+    /// memory as any of the sources. A reduction of one source without a division is a copy of any bytes.
     ///
     /// ```
     /// use ferroce_driver::gpu::{Device, strict::Strict};
@@ -195,14 +194,14 @@ pub trait Reducer: Tickets {
     /// ```
     ///
     /// # Errors
-    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for what the device does not compute: f64 without double
-    /// precision, quotients that it does not round as the processor, more than [`MAX_SOURCES`]; [`GpuError::Unaligned`];
+    /// [`GpuError::Full`], as [`Queue::gather`]; [`GpuError::Unsupported`] for what the device does not compute: f64 without
+    /// double precision, quotients that it does not round as the CPU does, more than [`MAX_SOURCES`]; [`GpuError::Unaligned`];
     /// [`GpuError::Call`].
     ///
-    /// Pieces that overlap, and are not the same, have any result, or the device refuses them.
+    /// Pieces that overlap, and are not the same, have an undefined result, or the device refuses them.
     ///
     /// # Panics
-    /// If there are no sources, the pieces are not equally long or hold no whole elements, or one is another device's.
+    /// If there are no sources, the pieces differ in length or do not hold whole elements, or one is of another device.
     fn compute(
         &mut self,
         now: Nanos,
@@ -217,10 +216,10 @@ pub trait Reducer: Tickets {
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// Before all of a queue.
+    /// The ticket before all of a queue.
     pub const NONE: Ticket = Ticket(0);
 
-    /// The one behind it.
+    /// The next ticket.
     #[must_use]
     pub fn next(self) -> Ticket {
         Ticket(self.0 + 1)
@@ -232,20 +231,20 @@ impl Ticket {
 #[error("ticket {} has failed: {source}", ticket.0)]
 #[non_exhaustive]
 pub struct Failed {
-    /// Which.
+    /// Its ticket.
     pub ticket: Ticket,
-    /// Why.
+    /// The error.
     pub source: GpuError,
 }
 
 impl Failed {
-    /// What has this ticket, and why.
+    /// The failure of a ticket, with the reason.
     pub fn new(ticket: Ticket, source: GpuError) -> Failed {
         Failed { ticket, source }
     }
 }
 
-/// A piece of a device's memory that a copy works on, and what keeps it.
+/// A piece of device memory in a copy, and a reference that keeps it.
 #[derive(Debug)]
 struct Span {
     held: Held,
@@ -258,10 +257,10 @@ impl Span {
         Span { held: piece.hold(), offset: piece.offset(), len: piece.len() }
     }
 
-    /// The block of it, in a queue of this device, whose blocks are all of that type.
+    /// Its block, in a queue of this device, whose blocks are all of that type.
     ///
     /// # Panics
-    /// If it is another device's.
+    /// If it is of another device.
     fn block<B: Block>(&self, device: &dyn Device) -> &B {
         let block = self.held.block();
         let is_own = std::ptr::addr_eq(Arc::as_ptr(block.device()), device);
@@ -275,13 +274,13 @@ impl Span {
     }
 }
 
-/// A share in a device of its own, for whoever it hands memory and queues to.
+/// A device's reference to itself, for its memory and queues.
 fn share<D>(this: &Weak<D>) -> Arc<D> {
-    // Whoever calls has it by an `Arc`, for there is no other way to make one.
+    // Callers always have it in an `Arc`, because there is no other constructor.
     this.upgrade().unwrap_or_else(|| unreachable!("a device is called by a reference of an Arc"))
 }
 
-/// Which devices of a library there are, for whoever named another.
+/// The devices of a library, for an error about a missing one.
 #[cfg(any(feature = "opencl", feature = "cuda"))]
 fn choices(library: &str, count: usize) -> String {
     match count {
@@ -290,10 +289,10 @@ fn choices(library: &str, count: usize) -> String {
     }
 }
 
-/// What every reducer refuses: too many sources, and elements that are not aligned.
+/// Checks for all reducers: too many sources, and misaligned elements.
 ///
 /// # Panics
-/// If there are no sources, or the pieces are not equally long or hold no whole elements.
+/// If there are no sources, or the pieces differ in length or do not hold whole elements.
 fn check_sources(
     device: &str,
     computation: Computation,

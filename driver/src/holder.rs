@@ -1,8 +1,8 @@
-//! Who has UDP port 4791 of an address.
+//! The holders of UDP port 4791 of an address.
 //!
-//! Those who hear the RoCE packets to an address are UDP sockets by being bound there, and an AF_XDP port by taking them before
-//! any socket. So every driver that takes packets from a kernel's interface is bound to the port, even where nothing comes by the
-//! socket: then whoever comes second and does not share it (`slots`) is refused, and told who was first.
+//! The RoCE packets to an address are received by UDP sockets bound to it, or by an AF_XDP port before any socket. So every
+//! driver that receives from a kernel interface binds the port, even if it receives nothing through the socket: a second one that
+//! does not share it (`slots`) gets an error that names the first.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,20 +15,20 @@ use crate::printable::is_unprintable;
 use crate::rnic::remedy::has_rxe;
 use crate::{Error, ROCE_PORT};
 
-/// Somebody with a socket on UDP port 4791.
+/// The holder of a socket on UDP port 4791.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The address that it has; unspecified for all of its IP version.
+    /// Its address; unspecified for all of its IP version.
     pub address: IpAddr,
-    /// The index of the interface whose packets alone it has, as an AF_XDP port does; `None` too on a kernel without
-    /// `CONFIG_INET_UDP_DIAG`, which does not tell.
+    /// The index of its interface, if it is bound to one, as an AF_XDP port is; also `None` on a kernel without
+    /// `CONFIG_INET_UDP_DIAG`, which does not report it.
     pub interface: Option<u32>,
-    /// The user whose socket it is.
+    /// The user of the socket.
     pub user: u32,
-    /// The process, if this one may know it: root sees all of its PID namespace, others see their own.
+    /// The process, if visible to this one: root sees all of its PID namespace, others see their own.
     pub process: Option<Process>,
-    /// It is the kernel's own: rdma_rxe has all addresses as soon as it has one device.
+    /// Whether it is the kernel's: rdma_rxe has all addresses as soon as it has one device.
     pub is_kernel: bool,
 }
 
@@ -36,27 +36,27 @@ pub struct Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Process {
-    /// Its number.
+    /// Its PID.
     pub pid: u32,
     /// Its command, as `ps -o comm` shows it.
     pub name: String,
 }
 
 impl Process {
-    /// That with this number; `None` if it has ended, or this process may not see it.
+    /// The process with this PID; `None` if it has ended, or is not visible to this process.
     pub fn of(pid: u32) -> Option<Process> {
         let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
-        // Its name is its own choice.
+        // A process chooses its name itself.
         let name = String::from_utf8_lossy(name.trim_ascii_end()).replace(is_unprintable, "\u{fffd}");
         Some(Process { pid, name })
     }
 }
 
 impl Holder {
-    /// Everybody who is bound to port 4791 of `address`, one of the interface's.
+    /// All holders bound to port 4791 of `address`, one of the interface's.
     ///
     /// # Errors
-    /// [`Error::Os`] where the kernel does not list sockets.
+    /// [`Error::Os`] if the kernel does not list sockets.
     pub fn all(address: IpAddr, interface: &Interface) -> Result<Vec<Holder>, Error> {
         let sockets = sockets_on(address, interface)?;
         let processes = processes_with(sockets.iter().map(|socket| socket.inode));
@@ -91,7 +91,7 @@ impl Holder {
         others
     }
 
-    /// The refusal of a socket that could not be bound to the address.
+    /// The error for a socket that could not be bound to the address.
     pub(crate) fn in_the_way(address: IpAddr, interface: &Interface) -> Error {
         let first = sockets_on(address, interface).ok().and_then(|all| all.into_iter().next());
         Error::PortInUse { address, port: ROCE_PORT, holder: first.as_ref().map(Holder::of) }
@@ -112,7 +112,7 @@ impl Holder {
         }
     }
 
-    /// Why a driver has not got the port beside it, for people; ends with "; ".
+    /// Why a driver could not also bind the port, for users; ends with "; ".
     pub(crate) fn why_not_shared(&self, address: IpAddr) -> String {
         let own = rustix::process::geteuid().as_raw();
         match self.user {
@@ -141,7 +141,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// What an error says of the AF_XDP ports that are on an interface.
+/// The text of an error about the AF_XDP ports on an interface.
 pub(crate) fn there(holders: &[Holder]) -> String {
     let named: Vec<_> = holders.iter().map(ToString::to_string).collect();
     if named.is_empty() { String::new() } else { format!("; on the interface: {}", named.join(", ")) }
@@ -154,7 +154,7 @@ pub(crate) fn sockets_on(address: IpAddr, interface: &Interface) -> Result<Vec<B
     Ok(bound)
 }
 
-/// Holders that are told of an address. Any user may have as many as the kernel gives.
+/// The most holders reported for an address. Any user may have many.
 const MAX_HOLDERS: usize = 64;
 
 /// Whether a socket is rdma_rxe's. The kernel does not mark it: it is root's, on all addresses, and no process has it open.
@@ -168,8 +168,8 @@ fn may_be_kernels(socket: &BoundSocket) -> bool {
     socket.inode == 0 || (socket.user == 0 && socket.address.is_unspecified() && has_rxe())
 }
 
-/// The processes that have these sockets open, by the sockets' inodes. One that was started by another may have a socket
-/// too; the oldest counts. `/proc` is read once, however many sockets there are.
+/// The processes that have these sockets open, by the sockets' inodes. A child may have the same socket; the oldest counts.
+/// `/proc` is read once for all sockets.
 pub(crate) fn processes_with(inodes: impl IntoIterator<Item = u32>) -> HashMap<u32, Process> {
     let mut wanted: HashSet<u32> = inodes.into_iter().filter(|inode| *inode != 0).collect();
     let mut found = HashMap::new();
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
 
-    /// Sockets of one process are found together, and its name moves no terminal.
+    /// Sockets of one process are found together, and its name has no control characters.
     #[test]
     fn processes_of_several_sockets_have_plain_names() {
         let sockets = [(); 3].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
@@ -210,7 +210,7 @@ mod tests {
             let inode = link.to_str().unwrap().strip_prefix("socket:[").unwrap().strip_suffix(']').unwrap();
             inode.parse::<u32>().unwrap()
         });
-        // Of the process it is the name of its first thread, and only that process may set it.
+        // The name of the process is that of its first thread, and only that process may set it.
         let comm = "/proc/self/comm";
         let before = fs::read(comm).unwrap();
         fs::write(comm, "\u{1b}[2J\u{7}x").unwrap();

@@ -1,5 +1,5 @@
-//! ICMP's word of packets that were not delivered, for ports whose packets the kernel does not know: from ICMP's raw
-//! sockets beside them, or from the frames that come.
+//! ICMP errors for packets that were not delivered, for ports that bypass the kernel: from additional raw ICMP sockets, or from
+//! received frames.
 
 #[cfg(feature = "af_xdp")]
 mod listener;
@@ -21,8 +21,8 @@ pub(crate) fn concerns(frame: &[u8]) -> bool {
     }
 }
 
-/// What an Ethernet frame says of a RoCE packet, if it says anything. Its checksum is not looked at: what it quotes has to
-/// be a packet that was sent.
+/// The error in an Ethernet frame for a RoCE packet, if there is one. The checksum is not verified: the quoted packet must be one
+/// that was sent.
 pub(crate) fn of_frame(frame: &[u8]) -> Option<Refusal> {
     let packet = frame.get(14..)?;
     if frame[12] == 0x08 {
@@ -34,7 +34,7 @@ pub(crate) fn of_frame(frame: &[u8]) -> Option<Refusal> {
     }
 }
 
-/// An ICMP message behind its IP header.
+/// An ICMP message, after its IP header.
 fn parse_v4(packet: &[u8], from: IpAddr) -> Option<Refusal> {
     let icmp = packet.get(header_len(packet)?..)?;
     if *icmp.first()? != ICMP_UNREACHABLE {
@@ -47,7 +47,7 @@ fn parse_v4(packet: &[u8], from: IpAddr) -> Option<Refusal> {
     refusal(peer, from, reason, *quote.get(9)?, udp)
 }
 
-/// An ICMPv6 message, of which the socket has no IP header.
+/// An ICMPv6 message, which the socket receives without IP header.
 fn parse_v6(icmp: &[u8], from: IpAddr) -> Option<Refusal> {
     if *icmp.first()? != ICMPV6_UNREACHABLE {
         return None;
@@ -99,7 +99,7 @@ mod tests {
         let good = framed([0x08, 0x00], &message());
         assert!(concerns(&good) && of_frame(&good) == parse_v4(&message(), peer));
         assert!((0..good.len()).all(|len| !concerns(&good[..len]) || of_frame(&good[..len]).is_none()));
-        // Of IPv6: fd07::2 quotes a packet to its port 4791.
+        // IPv6: fd07::2 quotes a packet to its port 4791.
         let header = |next: u8, from: u8, to: u8| {
             let mut header = vec![0x60, 0, 0, 0, 0, 0, next, 64];
             for end in [from, to] {
@@ -133,7 +133,7 @@ mod tests {
         let refusal = parse_v4(&good, peer).expect("a refusal");
         assert_eq!((refusal.peer, refusal.from, refusal.reason), (peer, peer, RefusalReason::Port));
         assert_eq!(refusal.quoted[..], good[good.len() - Refusal::QUOTED..]);
-        // Cut short, of another type, that the packet was too long, of TCP, of another port.
+        // Truncated, another type, packet too long, TCP, another port.
         assert!((0..good.len()).all(|len| parse_v4(&good[..len], peer).is_none()));
         for (at, value) in [(20, 11), (21, 4), (28 + 9, 6), (48 + 3, 0xb8)] {
             let mut other = good.clone();

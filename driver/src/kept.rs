@@ -1,4 +1,4 @@
-//! Received frames that are kept beyond the call that brought them.
+//! Received frames that are kept after the call of the sink.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,27 +6,28 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A received frame, as a [`FrameSink`](crate::FrameSink) takes it: its bytes, borrowed for the call, and the way to
-/// keep them for longer.
+/// A received frame for a [`FrameSink`](crate::FrameSink): its bytes, borrowed for the call, and a method to keep them for
+/// longer.
 pub struct RxFrame<'a> {
     bytes: &'a [u8],
     keeper: Option<&'a mut dyn Keeper>,
     icrc: Icrc,
 }
 
-/// What the ICRC of a received frame can tell.
+/// The validity of a received frame's ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Icrc {
-    /// Whether the frame is whole.
+    /// It shows whether the frame is intact.
     Right,
-    /// The same, but another IPv4 identification may make it right: the kernel has had the frame, and this one is a guess.
+    /// The same, but another IPv4 identification may make it correct: the kernel received the frame, and this identification is a
+    /// guess.
     Guessed,
-    /// Nothing: the frame came by memory, and both ends have left the ICRC out.
+    /// Nothing: the frame was received through shared memory, and both ends omit the ICRC.
     LeftOut,
 }
 
 impl<'a> RxFrame<'a> {
-    /// A frame of a port that keeps none.
+    /// A frame of a port that can't keep frames.
     #[inline]
     pub fn borrowed(bytes: &'a [u8]) -> RxFrame<'a> {
         RxFrame { bytes, keeper: None, icrc: Icrc::Right }
@@ -38,18 +39,18 @@ impl<'a> RxFrame<'a> {
         RxFrame { bytes, keeper: Some(keeper), icrc: Icrc::Right }
     }
 
-    /// The same frame, with an ICRC that tells this; [`Icrc::Right`] by default.
+    /// The same frame, with this validity of the ICRC; [`Icrc::Right`] by default.
     pub fn with_icrc(self, icrc: Icrc) -> RxFrame<'a> {
         RxFrame { icrc, ..self }
     }
 
-    /// What its ICRC can tell.
+    /// The validity of its ICRC.
     #[inline]
     pub fn icrc(&self) -> Icrc {
         self.icrc
     }
 
-    /// The frame, until it is kept: what is kept may go back to the port while this call goes on.
+    /// The bytes, until the frame is kept: a kept frame may be returned to the port during this call.
     ///
     /// ```compile_fail,E0505
     /// fn take(frame: ferroce_driver::RxFrame<'_>) {

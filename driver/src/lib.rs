@@ -1,21 +1,21 @@
 //! Packet drivers and memory of [ferroce](https://docs.rs/ferroce), a RoCEv2 stack in user space.
 //!
-//! Applications use the crate `ferroce`, which has this one as `ferroce::driver`. It is of use by itself to move whole frames from
-//! user space: for a tool of your own, or to write another driver ([`PacketDriver`]) or one around a driver ([`Wrapper`]).
-//! Every line of `unsafe` and FFI of the stack is in this crate. A driver knows nothing of RoCE beyond UDP port 4791; the engine
-//! knows nothing of sockets, rings and file descriptors.
+//! Applications use the crate `ferroce`, which re-exports this one as `ferroce::driver`. Use it directly to send and receive
+//! whole frames in user space: for a tool of your own, or to write another driver ([`PacketDriver`]) or one around a driver
+//! ([`Wrapper`]). All `unsafe` code and FFI of the stack is in this crate. A driver does not depend on RoCE except for UDP port
+//! 4791; the engine does not depend on sockets, rings and file descriptors.
 //!
-//! | driver | what it is |
+//! | driver | description |
 //! |---|---|
 //! | [`loopback`] | pairs and small switches of ports inside one process, usable across threads |
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN; fabrics of switches |
 //! | `af_xdp` | AF_XDP sockets on a real interface; feature `af_xdp`, which needs clang, libclang, m4, libelf and zlib headers at build time |
-//! | [`udp`] | a plain UDP socket, which needs no privilege |
-//! | [`shm`] | memory that processes of one user on this host share |
+//! | [`udp`] | a UDP socket, which needs no privilege |
+//! | [`shm`] | shared memory between processes of one user on this host |
 //! | [`dpdk`] | ports of DPDK: cards bound to user space, virtual devices; loaded at run time |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
-//! A frame goes from one port to another:
+//! Sending a frame from one port to another:
 //!
 //! ```
 //! use ferroce_driver::loopback;
@@ -38,9 +38,10 @@
 //! # Ok::<(), ferroce_driver::Error>(())
 //! ```
 //!
-//! Beside the drivers: [`memory`], what is registered with a context; [`rnic`], which finds cards that speak RoCE themselves, and is no
-//! driver; [`gpu`], whose memory may be registered too, and [`reduction`]; [`topology`], how far both are from the CPUs; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
-//! two processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations.
+//! Besides the drivers: [`memory`], which is registered with a context; [`rnic`], which finds RoCE cards and is no driver;
+//! [`gpu`], whose memory may be registered too, and [`reduction`]; [`topology`], the distances of both from the CPUs;
+//! [`netlink`], [`credentials`], [`echo`] and [`holder`], which query the kernel, and a peer's. [`shared`] (a ring between two
+//! processes), [`cycles`] and [`machine`] are for benchmarks, [`heap`] for large simulations.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
@@ -107,96 +108,89 @@ pub use shm::SharedMemory;
 pub use time::{Clock, Nanos};
 pub use wrapper::Wrapper;
 
-/// A poll-mode port: frames out, frames in, nothing else.
+/// A poll-mode port: it sends and receives frames, and nothing else.
 ///
-/// The methods are called once a burst, so a `Box<dyn PacketDriver>` costs nothing that matters.
-/// A driver owns its frame memory; the engine reads and writes frames in place. A driver around another one
-/// implements [`Wrapper`] instead.
+/// The methods are called once per burst, so the cost of a `Box<dyn PacketDriver>` is negligible. A driver owns its frame memory;
+/// the engine reads and writes frames in place. A driver around another one implements [`Wrapper`] instead.
 pub trait PacketDriver: Send {
-    /// What the port is and can do. Constant for the life of the driver.
+    /// Properties and capabilities of the port. Constant for the life of the driver.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Bits a second that the port's link carries now, as the port tells; `None` where it does not.
+    /// The current bit rate of the port's link, as reported by the port; `None` if unknown.
     fn line_rate(&self) -> Option<u64> {
         None
     }
 
-    /// Hands the frames that have arrived (a burst of them at most) to `sink`, in order of
-    /// arrival, and returns how many there were. A frame is borrowed for the call only and is
-    /// recycled after it, unless the sink [keeps](RxFrame::keep) it; it starts at [`Capabilities::layer`] and has no
-    /// FCS.
+    /// Passes the received frames (at most a burst) to `sink`, in order of arrival, and returns their number. A frame is borrowed
+    /// only for the call and is recycled after it, unless the sink [keeps](RxFrame::keep) it; it starts at
+    /// [`Capabilities::layer`] and has no FCS.
     ///
     /// # Errors
     /// Only when the port is gone for good (interface removed, socket dead).
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;
 
-    /// How many received frames may be [kept](RxFrame::keep) at once. The port has enough memory beside them to go on
-    /// receiving.
+    /// How many received frames may be [kept](RxFrame::keep) at once. The port has enough additional memory to receive.
     fn keeps(&self) -> usize {
         0
     }
 
-    /// Asks `source` for frames until it has none or the port takes no more, sends them and returns
-    /// how many there were. `source` is not asked when there is no room, so nothing that it writes
-    /// is lost.
+    /// Asks `source` for frames until it has none or the port is full, sends them and returns their number. `source` is not asked
+    /// when there is no room, so nothing that it writes is lost.
     ///
     /// # Errors
     /// Only when the port is gone for good.
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error>;
 
-    /// Blocks until a frame may have arrived, the [`waker`](PacketDriver::waker) is used or `timeout`
-    /// has passed, whichever is first. It may end early; it may not outlast the port: a port that goes
-    /// away under it is told within a second, however long `timeout` is.
+    /// Blocks until a frame may have arrived, the [`waker`](PacketDriver::waker) is used or `timeout` has passed, whichever is
+    /// first. It may end early. If the port disappears, it must end within a second, however long `timeout` is.
     ///
     /// # Errors
     /// Only when the port is gone for good.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
 
-    /// What another thread ends [`wait`](PacketDriver::wait) with. Used while nobody waits, it ends the
-    /// next wait. `None` where a wait can't be ended: whoever has more to look after than frames must
-    /// keep waits short then.
+    /// The waker with which another thread ends [`wait`](PacketDriver::wait). Used while there is no wait, it ends the next one.
+    /// `None` if a wait can't be ended: callers with other work than frames must then keep waits short.
     fn waker(&self) -> Option<Waker> {
         None
     }
 
-    /// Readies the port for a wait outside of it, by epoll or an asynchronous runtime, and says what to wait for: see
+    /// Prepares the port for a wait by epoll or an asynchronous runtime, and returns the descriptor to wait for: see
     /// [`Readiness`], which does all of it. Such a wait ends as [`wait`](PacketDriver::wait) does.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a driver that has nothing to wait for; when the port is gone for good.
+    /// [`Error::Unsupported`] for a driver without a descriptor; when the port is gone for good.
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         Err(Error::Unsupported { driver: self.capabilities().driver, what: "waiting for it from outside" })
     }
 
-    /// Ends what [`arm`](PacketDriver::arm) has begun, before the next burst: the descriptor is not readable any longer
-    /// because the waker was used.
+    /// Reverses [`arm`](PacketDriver::arm), before the next burst: an earlier use of the waker no longer makes the descriptor
+    /// readable.
     fn disarm(&mut self) {}
 
-    /// The hardware address to which frames for `peer` go: its own on the same link, the
-    /// gateway's otherwise. Never blocks: the first call asks for an address that is not known, and later
-    /// calls look whether the answer has come.
+    /// The destination hardware address of frames for `peer`: the peer's own on the same link, the gateway's otherwise. Does not
+    /// block: the first call starts the resolution of an unknown address, and later calls check for its result.
     ///
     /// # Errors
-    /// [`Error::NoRoute`] at once; [`Error::NoNeighbour`] as soon as it is known that nobody answers.
+    /// [`Error::NoRoute`] at once; [`Error::NoNeighbour`] as soon as the resolution has failed.
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error>;
 
-    /// As [`resolve`](PacketDriver::resolve), in a VLAN on the interface: whoever is asked is in it too.
+    /// As [`resolve`](PacketDriver::resolve), in a VLAN on the interface: ARP and ND use that VLAN too.
     ///
     /// # Errors
-    /// As [`resolve`](PacketDriver::resolve); [`Error::NoVlan`] where the kernel is asked and has no interface of the
-    /// VLAN; [`Error::Unsupported`] for a driver that asks by itself, without a tag.
+    /// As [`resolve`](PacketDriver::resolve); [`Error::NoVlan`] if the kernel resolves and has no interface of the VLAN;
+    /// [`Error::Unsupported`] for a driver that resolves itself, without a tag.
     fn resolve_in_vlan(&mut self, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
         let _ = (vlan, peer);
         Err(Error::no_vlans(self.capabilities()))
     }
 
-    /// As [`resolve`](PacketDriver::resolve), for programs that have nothing else to do meanwhile: blocks until
-    /// the next hop is found, for `timeout` at most.
+    /// As [`resolve`](PacketDriver::resolve), for programs that have nothing else to do meanwhile: blocks until the next hop is
+    /// found, for at most `timeout`.
     ///
     /// # Errors
     /// As [`resolve`](PacketDriver::resolve); [`Error::NoNeighbour`] after `timeout`.
     fn resolve_blocking(&mut self, peer: IpAddr, timeout: Duration) -> Result<[u8; 6], Error> {
-        // A time too far away to be told is none.
+        // A time too far away to represent is no limit.
         let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.resolve(peer)? {
@@ -209,14 +203,14 @@ pub trait PacketDriver: Send {
         }
     }
 
-    /// The next word of the network on a packet that was not delivered. Never blocks. A port that hears of none
-    /// has none; MADs are what a port should hear of.
+    /// The next error message of the network about a packet that was not delivered. Does not block. A port that gets no such
+    /// messages returns none; it should at least get those for MADs.
     fn next_refusal(&mut self) -> Option<Refusal> {
         None
     }
 
-    /// Lets frames to another address of this port come in, beside those of its [`capabilities`](PacketDriver::capabilities).
-    /// A port that hears every address need do nothing.
+    /// Receives frames to another address of this port, besides those of its [`capabilities`](PacketDriver::capabilities). A port
+    /// that receives all addresses need do nothing.
     ///
     /// # Errors
     /// [`Error::Os`] when the kernel refuses.
@@ -225,7 +219,7 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
-    /// Lets frames to a multicast group come in. A port that hears every group need do nothing.
+    /// Receives frames to a multicast group. A port that receives all groups need do nothing.
     ///
     /// # Errors
     /// [`Error::Os`] when the kernel refuses.
@@ -243,11 +237,11 @@ pub trait PacketDriver: Send {
         Ok(())
     }
 
-    /// Lets requests for a service of the connection manager come in. A port that hears every request need do nothing. Where
-    /// processes share an address, it waits while another one comes or goes: for ten seconds at most, if that is stopped.
+    /// Receives requests for a service of the connection manager. A port that receives all requests need do nothing. If processes
+    /// share an address, it waits while another one joins or leaves: at most ten seconds, if that process is stopped.
     ///
     /// # Errors
-    /// [`Error::ServiceInUse`] where another process on the port's address has it; [`Error::Sharing`].
+    /// [`Error::ServiceInUse`] if another process on the port's address listens for it; [`Error::Sharing`].
     fn listen(&mut self, service: u64) -> Result<(), Error> {
         let _ = service;
         Ok(())
@@ -258,14 +252,14 @@ pub trait PacketDriver: Send {
         let _ = service;
     }
 
-    /// Frames and bytes so far, and losses that the driver knows of.
+    /// Frames and bytes so far, and losses known to the driver.
     fn stats(&self) -> Stats;
 }
 
-/// How long [`PacketDriver::resolve_blocking`] sleeps between two looks.
+/// How long [`PacketDriver::resolve_blocking`] sleeps between two checks.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What ends a wait for a port from outside.
+/// The descriptor and the time limit of a wait for a port from outside.
 #[derive(Clone, Copy, Debug)]
 pub struct Armed<'a> {
     /// Readable when a frame may have arrived, and when the [`waker`](PacketDriver::waker) has been used since the last
@@ -280,43 +274,42 @@ pub struct Armed<'a> {
 pub enum Layer {
     /// Whole Ethernet frames, without FCS.
     Ethernet,
-    /// IP packets, without a link header. The kernel makes the IP and UDP headers: of a packet to
-    /// send the driver takes addresses, TOS, TTL and UDP source port; of a received one it writes
-    /// anew what the kernel tells, and the IPv4 identification, which it doesn't tell, is a guess ([`Icrc::Guessed`]).
+    /// IP packets, without a link header. The kernel writes the IP and UDP headers: of a packet to send the driver uses
+    /// addresses, TOS, TTL and UDP source port; of a received one it reconstructs the headers from what the kernel reports,
+    /// except the IPv4 identification, which is a guess ([`Icrc::Guessed`]).
     Ip(SocketTerms),
 }
 
-/// What a socket of the kernel demands of those who use it.
+/// Requirements of a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct SocketTerms {
     /// The UDP source port of all packets, which the ICRC covers.
     pub source_port: u16,
-    /// Bytes that wait in the socket at most, about twice the packets' own; what finds no room is
-    /// lost.
+    /// The most bytes queued in the socket, about twice the packets' own; packets that do not fit are lost.
     pub receive_buffer: usize,
 }
 
 impl SocketTerms {
-    /// A socket in which `receive_buffer` bytes may wait.
+    /// A socket that can queue `receive_buffer` bytes.
     pub fn new(source_port: u16, receive_buffer: usize) -> SocketTerms {
         SocketTerms { source_port, receive_buffer }
     }
 }
 
-/// What a port is and can do.
+/// Properties and capabilities of a port.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The driver's name as `--device` spells it: `af_xdp`, `loopback`, `sim`.
     pub driver: &'static str,
-    /// One line for people: mode chosen, and why not the better one.
+    /// One line for users: the chosen mode, and why not a better one.
     pub description: String,
     /// Interface (or port) name.
     pub interface: String,
-    /// Where its frames start.
+    /// The layer at which its frames start.
     pub layer: Layer,
     /// The port's own hardware address.
     pub mac: [u8; 6],
@@ -324,12 +317,12 @@ pub struct Capabilities {
     pub addresses: Vec<IpAddr>,
     /// Largest IP packet, in bytes (the interface's MTU).
     pub mtu: u32,
-    /// Largest frame that `tx_burst` takes, in bytes, Ethernet header included.
+    /// Largest frame for `tx_burst`, in bytes, Ethernet header included.
     pub max_frame: usize,
-    /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it packets come to the right one of the
-    /// contexts that share an address, and a sender tells that several may.
+    /// `(rest, divisor)`: queue pair numbers modulo `divisor` are `rest`. This determines the context of a packet among those
+    /// that share an address, and shows a sender that several may share it.
     pub qpns: (u32, u32),
-    /// The same of communication ids: by it contexts that share an address share its QP1.
+    /// The same for communication IDs, by which contexts that share an address share its QP1.
     pub comm_ids: (u32, u32),
 }
 
@@ -350,12 +343,12 @@ impl Capabilities {
         }
     }
 
-    /// One line for people: mode chosen, and why not the better one; empty by default.
+    /// One line for users: the chosen mode, and why not a better one; empty by default.
     pub fn description(self, description: impl Into<String>) -> Self {
         Capabilities { description: description.into(), ..self }
     }
 
-    /// Where its frames start; [`Layer::Ethernet`] by default.
+    /// The layer at which its frames start; [`Layer::Ethernet`] by default.
     pub fn layer(self, layer: Layer) -> Self {
         Capabilities { layer, ..self }
     }
@@ -365,8 +358,8 @@ impl Capabilities {
         Capabilities { addresses, ..self }
     }
 
-    /// Largest frame that `tx_burst` takes, in bytes; by default an Ethernet header with a VLAN tag, and the MTU.
-    /// A context wants no less of a port that starts at Ethernet.
+    /// Largest frame for `tx_burst`, in bytes; by default an Ethernet header with a VLAN tag, and the MTU. A context requires at
+    /// least this of a port with Ethernet headers.
     pub fn max_frame(self, max_frame: usize) -> Self {
         Capabilities { max_frame, ..self }
     }
@@ -394,7 +387,7 @@ pub(crate) const ROCE_PORT: u16 = 4791;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Frames handed to `sink`.
+    /// Frames passed to `sink`.
     pub rx_frames: u64,
     /// Bytes of those.
     pub rx_bytes: u64,
@@ -404,23 +397,23 @@ pub struct Stats {
     pub tx_frames: u64,
     /// Bytes of those.
     pub tx_bytes: u64,
-    /// Frames taken by `tx_burst` that the port failed to send.
+    /// Frames accepted by `tx_burst` that the port failed to send.
     pub tx_dropped: u64,
-    /// Frames for another process on the address that came to this one and were handed on.
+    /// Frames for another process on the address that this one received and forwarded.
     pub handed_on: u64,
-    /// Of the frames sent, those that went to another process of this host by shared memory.
+    /// Of the frames sent, those to another process of this host by shared memory.
     pub tx_by_memory: u64,
-    /// Of the frames received, those that came so.
+    /// Of the frames received, those by shared memory.
     pub rx_by_memory: u64,
     /// Of both, those without an ICRC.
     pub without_icrc: u64,
-    /// Entries of the device's rings that name no buffer which it had, and rings in shared memory in which another process
-    /// has written what can't be: they were ignored. More than none is a fault of who wrote them.
+    /// Invalid entries of the device's rings, whose buffers it did not own, and rings in shared memory with invalid contents from
+    /// another process: they were ignored. Any of them is a fault of the writer.
     pub bad_descriptors: u64,
 }
 
 impl Stats {
-    /// Each number with its name, as the kernel's statistics of an interface have it, and what it counts.
+    /// Each number with its name, as in the kernel's interface statistics, and its help text.
     pub fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         let Stats {
             rx_frames,

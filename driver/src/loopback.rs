@@ -1,8 +1,8 @@
-//! Ports inside one process, joined by a switch. The embedded default where there is no root.
+//! Ports inside one process, connected by a switch. Needs no privilege.
 //!
-//! Each port is driven by a thread of its own (or several by one). A frame is written once, into a
-//! buffer of the sending port; delivery swaps that buffer for a spare one of the receiving port, so
-//! it moves no bytes, and takes the receiver's lock once for a run of frames to one destination.
+//! Each port is driven by a thread of its own, or several by one thread. A frame is written once, into a buffer of the sending
+//! port; delivery swaps that buffer with a spare one of the receiving port, so it copies no bytes, and takes the receiver's lock
+//! once per run of frames to one destination.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -21,9 +21,9 @@ use crate::{
     RxFrame, Stats,
 };
 
-/// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
+/// Bytes of a frame in addition to the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
-/// Frames that are moved under one lock.
+/// Frames moved under one lock.
 const BURST: usize = 64;
 
 /// Sizes of a [`Switch`], the same for all of its ports.
@@ -33,8 +33,8 @@ const BURST: usize = 64;
 pub struct SwitchConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
-    /// Frames that wait at a port before further ones are dropped. Their memory,
-    /// `depth` × (`mtu` + 18) bytes a port, is only touched as far as the queue was ever filled.
+    /// Queue length of a port; further frames are dropped. The memory, `depth` × (`mtu` + 18) bytes per port, is only used as far
+    /// as the queue was ever filled.
     pub depth: usize,
 }
 
@@ -51,7 +51,7 @@ impl SwitchConfig {
         SwitchConfig { mtu, ..self }
     }
 
-    /// Frames that wait at a port, 1 to 65536; 4096 by default.
+    /// Queue length of a port in frames, 1 to 65536; 4096 by default.
     pub fn depth(self, depth: usize) -> Self {
         SwitchConfig { depth, ..self }
     }
@@ -60,8 +60,8 @@ impl SwitchConfig {
 /// A port's frames are allocated with it.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// A switch with nothing to learn: frames go to the port that their destination address names, and
-/// to every other port if that is a group address or names none.
+/// A switch with static forwarding: frames are sent to the port with their destination address, and to every other port for a
+/// group address or an unknown one.
 ///
 /// Clones are handles to the same switch, which lives as long as they or its ports do.
 #[derive(Clone, Debug)]
@@ -87,9 +87,8 @@ impl Switch {
         Ok(Switch { fabric: Arc::new(fabric) })
     }
 
-    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware
-    /// address is locally administered and derived from the port's number. Where two ports own the
-    /// same IP address, [`PacketDriver::resolve`] finds the older one.
+    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware address is locally administered and
+    /// derived from the port's number. If two ports own the same IP address, [`PacketDriver::resolve`] finds the older one.
     pub fn port(&self, addresses: &[IpAddr]) -> Loopback {
         let SwitchConfig { mtu, depth } = self.fabric.config;
         let max_frame = mtu as usize + FRAME_OVERHEAD;
@@ -127,9 +126,8 @@ pub fn pair(a: &[IpAddr], b: &[IpAddr]) -> (Loopback, Loopback) {
 
 /// A port of a [`Switch`].
 ///
-/// A frame for the port's own hardware address comes back to it. A frame that finds the queue of
-/// its destination full is lost, as on a wire, and counted there as [`Stats::rx_dropped`]. One
-/// that `source` says is shorter than an Ethernet header or longer than
+/// The port receives frames to its own hardware address. A frame is dropped if the queue of its destination is full, and counted
+/// there as [`Stats::rx_dropped`]. A frame with a length from `source` shorter than an Ethernet header or longer than
 /// [`Capabilities::max_frame`] is not sent and counts as [`Stats::tx_dropped`].
 #[derive(Debug)]
 pub struct Loopback {
@@ -137,7 +135,7 @@ pub struct Loopback {
     number: usize,
     inbox: Arc<Inbox>,
     fabric: Arc<Fabric>,
-    /// The switch's ports as of `generation`, so that sending needs no lock that all ports share.
+    /// The switch's ports as of `generation`, so that sending needs no lock shared by all ports.
     peers: Vec<Arc<Inbox>>,
     generation: usize,
     staged: Vec<LoopbackFrame>,
@@ -168,7 +166,7 @@ impl PacketDriver for Loopback {
         COPIES_MAX
     }
 
-    /// Takes at most as many frames a call as the queue of a port holds.
+    /// Sends at most as many frames per call as the queue of a port holds.
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         self.refresh_peers();
         let mut sent = 0;
@@ -240,12 +238,12 @@ impl PacketDriver for Loopback {
 }
 
 impl Loopback {
-    /// Made when somebody waits first.
+    /// Created by the first wait.
     fn bell(&self) -> Result<&Doorbell, Error> {
         let bell = &self.inbox.bell;
         if bell.get().is_none() {
             let made = Doorbell::new().map_err(|source| self.os_error(source))?;
-            // Only this port makes one.
+            // Only this port creates one.
             let _ = bell.set(made);
         }
         bell.get().ok_or_else(|| self.os_error(ErrorKind::NotFound.into()))
@@ -294,12 +292,12 @@ impl Drop for Loopback {
     }
 }
 
-/// Where a switch sends a frame.
+/// The destination of a frame at a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// To one port.
+    /// One port.
     Port(usize),
-    /// To all ports but the one it came from.
+    /// All ports except its source.
     Flood,
 }
 
@@ -317,7 +315,7 @@ impl Destination {
     }
 }
 
-/// The hardware address of port `number`, so that a switch has nothing to learn.
+/// The hardware address of port `number`, so that forwarding is static.
 pub(crate) fn port_mac(number: usize) -> [u8; 6] {
     let [a, b] = PORT_MAC_PREFIX;
     let [c, d, e, f] = (number as u32).to_be_bytes();
@@ -335,7 +333,7 @@ pub(crate) fn find_address<'a>(
     ports.position(|addresses| addresses.contains(&address)).map(port_mac)
 }
 
-/// Checks an MTU that a caller asks for.
+/// Checks an MTU requested by a caller.
 pub(crate) fn check_mtu(mtu: u32) -> Result<(), Error> {
     if (68..=65535).contains(&mtu) {
         return Ok(());
@@ -373,12 +371,12 @@ struct LoopbackFrame {
     len: usize,
 }
 
-/// What has arrived at a port.
+/// The received frames of a port.
 #[derive(Debug)]
 struct Inbox {
     depth: usize,
     state: Mutex<InboxState>,
-    /// Since the port's thread has waited first.
+    /// Present after the first wait of the port's thread.
     bell: OnceLock<Doorbell>,
     /// Length of the queue, so that polling an empty one takes no lock.
     waiting: AtomicUsize,
@@ -390,7 +388,7 @@ struct InboxState {
     queue: VecDeque<LoopbackFrame>,
     /// Last in, first out: a queue that stays short stays in the cache.
     spare: Vec<Box<[u8]>>,
-    /// Somebody waits for the bell; ringing it for nobody would still cost a system call.
+    /// There is a wait for the bell; ringing it without one would cost a system call.
     sleeping: bool,
     /// The port's waker was used since the last wait.
     woken: bool,
@@ -398,7 +396,7 @@ struct InboxState {
 
 impl Inbox {
     fn new(depth: usize, buffer: impl Fn() -> Box<[u8]>) -> Inbox {
-        // A burst more than the queue holds, for the frames that the port's thread is reading.
+        // One burst more than the queue length, for the frames that the port's thread is reading.
         let spare = (0..depth + BURST).map(|_| buffer()).collect();
         let state =
             InboxState { queue: VecDeque::with_capacity(depth), spare, sleeping: false, woken: false };
@@ -447,7 +445,7 @@ impl Inbox {
         }
     }
 
-    /// Gives the buffers of `frames` back and fills it with the next burst.
+    /// Returns the buffers of `frames` and fills it with the next burst.
     fn take(&self, frames: &mut Vec<LoopbackFrame>) {
         let mut state = lock(&self.state);
         state.spare.extend(frames.drain(..).map(|frame| frame.bytes));
@@ -456,14 +454,14 @@ impl Inbox {
         self.waiting.store(state.queue.len(), Ordering::Release);
     }
 
-    /// Whoever has something from now on rings. Returns whether there is nothing yet.
+    /// Senders ring the bell from now on. Returns whether the queue is still empty.
     fn rest(&self) -> bool {
         let mut state = lock(&self.state);
         state.sleeping = !mem::take(&mut state.woken) && state.queue.is_empty();
         state.sleeping
     }
 
-    /// Nobody waits any longer.
+    /// Ends the wait.
     fn rise(&self) {
         let mut state = lock(&self.state);
         state.sleeping = false;
@@ -476,7 +474,7 @@ impl Inbox {
         }
     }
 
-    /// Frees everything. What still comes finds no buffer and is dropped.
+    /// Frees everything. Later frames find no buffer and are dropped.
     fn close(&self) {
         *lock(&self.state) = InboxState::default();
         self.waiting.store(0, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The machine, as whoever reports a measurement names it, and the state that it is in.
+//! The machine and its state, for reports of measurements.
 
 mod line;
 mod rounds;
@@ -10,11 +10,11 @@ use std::thread;
 pub use line::LineTime;
 pub use rounds::{Repetitions, Rounds};
 
-/// What figures depend on besides the program.
+/// The machine's properties that measurements depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Machine {
-    /// The processor's model, or its architecture where Linux tells no model.
+    /// The processor's model, or its architecture if Linux reports no model.
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
@@ -23,7 +23,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The one that this process runs on.
+    /// The machine of this process.
     pub fn this() -> Machine {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

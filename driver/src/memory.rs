@@ -2,13 +2,13 @@
 //!
 //! | made by | kind | who may write it while a context holds it | slices |
 //! |---|---|---|---|
-//! | [`Memory::zeroed`], [`Memory::copy_of`] | [`Owned`](MemoryKind::Owned) | that context alone | yes |
+//! | [`Memory::zeroed`], [`Memory::copy_of`] | [`Owned`](MemoryKind::Owned) | only that context | yes |
 //! | [`Memory::shared`] | [`Shared`](MemoryKind::Shared) | every context and thread with a handle of it | no |
-//! | [`Memory::from_raw`] | [`Foreign`](MemoryKind::Foreign) | whoever has the pointer | no |
+//! | [`Memory::from_raw`] | [`Foreign`](MemoryKind::Foreign) | anything that has the pointer | no |
 //! | [`gpu::Device::allocate`] | [`Device`](MemoryKind::Device) | the GPU, by copies | no |
 //!
-//! A kind is for life. Copies ([`read`](Memory::read), [`write`](Memory::write)) and words
-//! ([`load_u64`](Memory::load_u64), [`store_u64`](Memory::store_u64)) work on every kind.
+//! The kind never changes. Copies ([`read`](Memory::read), [`write`](Memory::write)) and words ([`load_u64`](Memory::load_u64),
+//! [`store_u64`](Memory::store_u64)) work on every kind.
 
 mod device;
 mod host;
@@ -30,8 +30,7 @@ pub use payload::{Payload, Pinned};
 pub(crate) use span::copy_in;
 pub use span::{Span, SpanMut};
 
-/// A block of memory with a stable address, to be registered with a context, which gives it back with the
-/// registration's end.
+/// A block of memory with a stable address, to register with a context, which returns it at deregistration.
 ///
 /// ```
 /// use ferroce_driver::Memory;
@@ -50,13 +49,13 @@ pub use span::{Span, SpanMut};
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
-    /// How many bytes the CPU may touch: all, or none of a device's.
+    /// The number of bytes that the CPU may access: all, or none of device memory.
     reach: usize,
-    /// One of this value's own: what is pinned has a share in it, and nobody else.
+    /// Owned by this value; only pinned parts share it.
     block: Arc<Handle>,
 }
 
-/// What keeps the bytes where they are.
+/// The owner of the bytes, which keeps them in place.
 #[derive(Debug)]
 struct Handle {
     kind: MemoryKind,
@@ -70,25 +69,25 @@ enum Block {
     Device(Arc<dyn gpu::Block>),
 }
 
-/// Who may reach memory.
+/// Who may access memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryKind {
-    /// One holder: a thread, or the context that it is registered with.
+    /// One holder: a thread, or the context with which it is registered.
     Owned,
     /// All holders of its handles, at the same time.
     Shared,
     /// Anybody.
     Foreign,
-    /// A GPU. The CPU touches none of it.
+    /// A GPU. The CPU does not access it.
     Device,
 }
 
-/// Why memory can't be reached so.
+/// Why an access to memory failed.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A slice would promise that nobody writes there meanwhile.
+    /// A slice requires that there are no concurrent writes.
     #[error(
         "{kind} memory has no slices, because {}", match kind {
             MemoryKind::Device => "the CPU can't reach it: use read and write",
@@ -105,7 +104,7 @@ pub enum MemoryError {
          write, load_u64 and store_u64"
     )]
     Card,
-    /// Owned memory has one holder, who may have slices of it.
+    /// Owned memory has one holder, which may borrow slices of it.
     #[error("owned memory has one holder: make memory for several with Memory::shared")]
     NotShared,
     /// Outside the block.
@@ -115,19 +114,19 @@ pub enum MemoryError {
         offset: u64,
         /// How many bytes.
         len: usize,
-        /// How many there are.
+        /// The length of the block.
         length: usize,
     },
     /// The device could not copy.
     #[error(transparent)]
     Gpu(Box<GpuError>),
-    /// A word of a device's memory that is to be changed at once.
+    /// An atomic operation on device memory.
     #[error("memory of a device has no atomics: load and store its words")]
     NoAtomics,
-    /// Memory of the host, where a device's was wanted.
+    /// Host memory instead of device memory.
     #[error("memory of the host is no device's: allocate it with gpu::Device::allocate")]
     NotADevices,
-    /// A word of memory that several reach does not lie at a multiple of its size.
+    /// A word of memory with several users is misaligned.
     #[error("offset {offset}: its address must be a multiple of 8")]
     Alignment {
         /// The offset.
@@ -150,11 +149,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `len` bytes of zeros, owned, page-aligned and prefaulted: the first touch of a page costs microseconds, which
-    /// must not happen in the poll loop.
+    /// `len` bytes of zeros, owned, page-aligned and prefaulted: the first access to a page takes microseconds, which must not
+    /// happen in the poll loop.
     ///
     /// # Errors
-    /// What `mmap` says, mostly `ENOMEM`.
+    /// The error of `mmap`, mostly `ENOMEM`.
     pub fn zeroed(len: usize) -> io::Result<Memory> {
         Memory::mapped(len, MemoryKind::Owned)
     }
@@ -170,7 +169,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// As [`Memory::zeroed`], for several contexts and threads at once: [`share`](Memory::share) makes handles of it.
+    /// As [`Memory::zeroed`], for several contexts and threads at once: [`share`](Memory::share) returns further handles.
     ///
     /// # Errors
     /// As [`Memory::zeroed`].
@@ -178,8 +177,8 @@ impl Memory {
         Memory::mapped(len, MemoryKind::Shared)
     }
 
-    /// Memory that somebody else made: a shared mapping, a buffer of a C library or of an unmodified program.
-    /// `owner` is dropped when neither this value nor what was shared of it is left.
+    /// Foreign memory: a shared mapping, a buffer of a C library or of an unmodified program. `owner` is dropped together with
+    /// the last of this value and its shares.
     ///
     /// # Safety
     /// The `len` bytes at `base` must be initialised and valid for reads and writes until `owner` is dropped. Others
@@ -197,7 +196,7 @@ impl Memory {
         Ok(Memory { base, len, reach: len, block: Arc::new(Handle { kind, block }) })
     }
 
-    /// Another handle of the same bytes.
+    /// Another handle for the same bytes.
     ///
     /// # Errors
     /// [`MemoryError::NotShared`] for owned memory.
@@ -209,7 +208,7 @@ impl Memory {
         Ok(Memory { base: self.base, len: self.len, reach: self.reach, block: Arc::new(handle) })
     }
 
-    /// Who may reach it.
+    /// Its kind.
     pub fn kind(&self) -> MemoryKind {
         self.block.kind
     }
@@ -220,12 +219,12 @@ impl Memory {
         self.len
     }
 
-    /// Whether it has none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of the first byte. Code that reads or writes through it must itself keep the rules of the memory's
+    /// The address of the first byte. Code that reads or writes through it must obey the rules of the memory's
     /// [kind](MemoryKind).
     pub fn address(&self) -> NonNull<u8> {
         self.base
@@ -234,7 +233,7 @@ impl Memory {
     /// All bytes.
     ///
     /// # Errors
-    /// [`MemoryError::NoSlices`], but for owned memory.
+    /// [`MemoryError::NoSlices`], except for owned memory.
     pub fn bytes(&self) -> Result<&[u8], MemoryError> {
         self.check_slices()?;
         // SAFETY: `len` initialised bytes for the life of `self` (the mapping); it is owned, so that writes need
@@ -242,7 +241,7 @@ impl Memory {
         Ok(unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) })
     }
 
-    /// All bytes, to write.
+    /// All bytes, mutable.
     ///
     /// # Errors
     /// As [`bytes`](Memory::bytes).
@@ -259,7 +258,7 @@ impl Memory {
         }
     }
 
-    /// Copies the bytes from `offset` on to `to`. Where somebody writes meanwhile, some are old and some are new.
+    /// Copies the bytes from `offset` on to `to`. With concurrent writes, some are old and some are new.
     ///
     /// # Errors
     /// [`MemoryError::Range`].
@@ -271,8 +270,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies `from` to the bytes from `offset` on. The last bytes are stored last, with release: whoever waits for
-    /// them by a load with acquire finds all of it.
+    /// Copies `from` to the bytes from `offset` on. The last bytes are stored last, with release: a reader that waits for them
+    /// with an acquire load sees all bytes.
     ///
     /// # Errors
     /// [`MemoryError::Range`].
@@ -281,7 +280,7 @@ impl Memory {
         if self.write_by_cpu(offset, from) { Ok(()) } else { self.write_by_device(offset, from) }
     }
 
-    /// As [`write`](Memory::write), if the CPU can reach all of these bytes. Returns whether it can.
+    /// As [`write`](Memory::write), if the CPU can access all of these bytes. Returns whether it can.
     #[inline(always)]
     pub fn write_by_cpu(&mut self, offset: u64, from: &[u8]) -> bool {
         let Some(to) = self.place(offset, from.len()) else { return false };
@@ -294,7 +293,7 @@ impl Memory {
     /// The word at `offset`, in this machine's byte order, with acquire.
     ///
     /// # Errors
-    /// [`MemoryError::Range`]; [`MemoryError::Alignment`], but for owned memory.
+    /// [`MemoryError::Range`]; [`MemoryError::Alignment`], except for owned memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, MemoryError> {
         match self.word(offset) {
             Ok(word) => Ok(word.load(Ordering::Acquire)),
@@ -314,10 +313,10 @@ impl Memory {
         Ok(())
     }
 
-    /// Stores `new` at `offset` if `expected` is there; returns what was there.
+    /// Stores `new` at `offset` if `expected` is there; returns the previous value.
     ///
     /// # Errors
-    /// As [`load_u64`](Memory::load_u64); [`MemoryError::NoAtomics`] for a device's memory.
+    /// As [`load_u64`](Memory::load_u64); [`MemoryError::NoAtomics`] for device memory.
     pub fn compare_swap(&mut self, offset: u64, expected: u64, new: u64) -> Result<u64, MemoryError> {
         match self
             .word(offset)
@@ -330,7 +329,7 @@ impl Memory {
         }
     }
 
-    /// Adds to the word at `offset`, which wraps; returns what was there.
+    /// Adds to the word at `offset`, with wrapping; returns the previous value.
     ///
     /// # Errors
     /// As [`compare_swap`](Memory::compare_swap).
@@ -341,7 +340,7 @@ impl Memory {
         }
     }
 
-    /// Of owned memory a word may lie anywhere: nobody else reaches it meanwhile. Of a device's it is copied.
+    /// In owned memory a word may be misaligned: there is no concurrent access. In device memory it is copied.
     #[cold]
     fn plain_word(&self, offset: u64, error: MemoryError) -> Result<u64, MemoryError> {
         self.check_plain(error)?;
@@ -379,11 +378,11 @@ impl Memory {
         }
     }
 
-    /// The words from the start on, as atomics: a table that peers READ while the application writes it.
+    /// The words from the start on, as atomics: for a table that peers READ while the application writes it.
     ///
     /// # Errors
-    /// [`MemoryError::NotShared`] for owned memory, whose bytes may be borrowed as slices; [`MemoryError::NoAtomics`] for a
-    /// device's; [`MemoryError::Alignment`] for foreign memory that begins elsewhere than at a multiple of 8.
+    /// [`MemoryError::NotShared`] for owned memory, whose bytes may be borrowed as slices; [`MemoryError::NoAtomics`] for device
+    /// memory; [`MemoryError::Alignment`] for foreign memory that does not begin at a multiple of 8.
     pub fn atomics(&self) -> Result<&[AtomicU64], MemoryError> {
         match self.kind() {
             MemoryKind::Owned => return Err(MemoryError::NotShared),
@@ -412,7 +411,7 @@ impl Memory {
         (self.base.as_ptr() as u64).wrapping_add(offset).is_multiple_of(8)
     }
 
-    /// Where these bytes are.
+    /// The address of these bytes.
     #[inline(always)]
     fn place(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
@@ -423,7 +422,7 @@ impl Memory {
         Some(unsafe { self.base.add(offset) })
     }
 
-    /// The first of these bytes of the host.
+    /// The first of these bytes of host memory.
     pub(crate) fn start(&self, offset: u64, len: usize) -> Result<NonNull<u8>, MemoryError> {
         self.place(offset, len).ok_or_else(|| self.range(offset, len))
     }

@@ -1,44 +1,44 @@
-//! ARP and IPv6 neighbour discovery for ports without a kernel behind them (RFC 826, RFC 4861): a port answers requests
-//! for its own addresses, and asks for the addresses of others.
+//! ARP and IPv6 neighbour discovery for ports without a kernel behind them (RFC 826, RFC 4861): a port answers requests for its
+//! own addresses, and resolves the addresses of others.
 //!
-//! An entry of the table is the answer to a request of this port, or the address of a host that asks for the port, as
-//! in the kernel's table. No other packet can put anything into the table.
+//! An entry of the table is from the answer to a request of this port, or from a host that resolves the port's address, as in the
+//! kernel's table. No other packet can change the table.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-/// The port's addresses, and the neighbours that it has heard of.
+/// The port's addresses, and its known neighbours.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     mac: [u8; 6],
     addresses: Vec<(IpAddr, u8)>,
     known: Vec<Known>,
-    /// What is being asked for.
+    /// The resolutions in progress.
     asked: Vec<Asked>,
 }
 
-/// A neighbour that is being asked for.
+/// A resolution in progress.
 #[derive(Debug)]
 struct Asked {
     address: IpAddr,
-    /// How often.
+    /// The number of requests sent.
     times: u32,
-    /// When last.
+    /// The time of the last one.
     at: Instant,
 }
 
-/// How far the search for a neighbour is.
+/// The state of a resolution.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Search {
-    /// It has this hardware address.
+    /// The neighbour has this hardware address.
     Found([u8; 6]),
-    /// This is to be sent, so that it answers.
+    /// This request must be sent.
     Ask(NeighbourFrame),
-    /// It has time to answer.
+    /// The answer is awaited.
     Waiting,
-    /// It has not answered.
+    /// There was no answer.
     Silent,
-    /// It is not on the link of any of the port's addresses.
+    /// The neighbour is not on the link of any of the port's addresses.
     Elsewhere,
 }
 
@@ -54,7 +54,7 @@ impl Neighbours {
         Neighbours { mac, addresses, known: Vec::with_capacity(MOST), asked: Vec::new() }
     }
 
-    /// Whether the frame is ARP or neighbour discovery, and so for [`receive`](Neighbours::receive).
+    /// Whether the frame is ARP or neighbour discovery, for [`receive`](Neighbours::receive).
     #[inline]
     pub(crate) fn concerns(frame: &[u8]) -> bool {
         match frame.get(12..14) {
@@ -67,19 +67,19 @@ impl Neighbours {
         }
     }
 
-    /// Takes an ARP or neighbour discovery frame, and returns the answer if it wants one.
+    /// Processes an ARP or neighbour discovery frame, and returns the answer to a request.
     pub(crate) fn receive(&mut self, frame: &[u8], now: Instant) -> Option<NeighbourFrame> {
         if frame.get(12..14)? == ARP { self.receive_arp(frame, now) } else { self.receive_nd(frame, now) }
     }
 
-    /// Looks for `peer`, one step further with each call. Its answers are believed until the search is over.
+    /// Resolves `peer`, one step with each call. Its answers are accepted until the resolution ends.
     pub(crate) fn seek(&mut self, peer: IpAddr, now: Instant) -> Search {
         if let Some(mac) = self.look_up(peer, now) {
             self.stop(peer);
             return Search::Found(mac);
         }
         let Some(question) = self.question(peer) else { return Search::Elsewhere };
-        // A search that nobody has gone on with says nothing of today.
+        // The result of an abandoned resolution is outdated.
         self.asked.retain(|asked| now.duration_since(asked.at) < FRESH);
         match self.asked.iter_mut().find(|asked| asked.address == peer) {
             Some(asked) if now.duration_since(asked.at) < ANSWER_TIME => return Search::Waiting,
@@ -93,8 +93,7 @@ impl Neighbours {
         Search::Ask(question)
     }
 
-    /// What asks for the hardware address of `peer`; `None` if it is not on the link of any of the port's
-    /// addresses.
+    /// A request for the hardware address of `peer`; `None` if it is not on the link of any of the port's addresses.
     fn question(&self, peer: IpAddr) -> Option<NeighbourFrame> {
         let own = self.source_for(peer)?;
         Some(match (own, peer) {
@@ -115,7 +114,7 @@ impl Neighbours {
         self.asked.iter().any(|asked| asked.address == peer)
     }
 
-    /// The hardware address of `peer` if it was heard of in the last minute, or is the port's own.
+    /// The hardware address of `peer` if it was learned in the last minute, or is the port's own.
     fn look_up(&self, peer: IpAddr, now: Instant) -> Option<[u8; 6]> {
         if self.is_own(peer) {
             return Some(self.mac);
@@ -128,7 +127,7 @@ impl Neighbours {
         self.addresses.iter().any(|(own, _)| *own == address)
     }
 
-    /// The port's address on the link where `peer` is.
+    /// The port's address on the link of `peer`.
     fn source_for(&self, peer: IpAddr) -> Option<IpAddr> {
         self.addresses.iter().find(|(own, prefix)| same_link(*own, peer, *prefix)).map(|(own, _)| *own)
     }
@@ -176,7 +175,7 @@ impl Neighbours {
         let ip = frame.get(14..)?;
         let len = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
         let icmp = ip.get(40..40 + len)?;
-        // RFC 4861 7.1: nothing that a router has passed on, and no code but 0.
+        // RFC 4861 7.1: not forwarded by a router, and code 0.
         if *ip.get(7)? != 255 || icmp.len() < 24 || icmp[1] != 0 {
             return None;
         }
@@ -187,7 +186,7 @@ impl Neighbours {
         let target = v6_at(icmp, 8)?;
         match icmp[0] {
             SOLICITATION if self.is_own(target.into()) => {
-                // Somebody who wants the address for himself has none yet (RFC 4862): all hear it.
+                // Duplicate address detection: the sender has no address yet (RFC 4862), so the answer is multicast.
                 if source.is_unspecified() {
                     return Some(self.nd(
                         ADVERTISEMENT,
@@ -270,7 +269,7 @@ impl NeighbourFrame {
         self.len += bytes.len();
     }
 
-    /// With zeros up to Ethernet's shortest frame.
+    /// Padded with zeros to Ethernet's minimum frame.
     fn padded(mut self) -> NeighbourFrame {
         self.len = self.len.max(60);
         self
@@ -291,10 +290,10 @@ struct Known {
     heard: Instant,
 }
 
-/// Neighbours that are remembered.
+/// The most entries.
 const MOST: usize = 256;
 const FRESH: Duration = Duration::from_secs(60);
-/// How often a neighbour is asked, and how long each time it has to answer.
+/// The number of requests to a neighbour, and the time to wait for each answer.
 const QUESTIONS: u32 = 4;
 const ANSWER_TIME: Duration = Duration::from_millis(800);
 /// A solicitation: Ethernet, IPv6, ICMPv6 with one option.
@@ -325,7 +324,7 @@ fn same_link(own: IpAddr, peer: IpAddr, prefix: u8) -> bool {
     }
 }
 
-/// Where a solicitation for the address goes (RFC 4291 2.7.1).
+/// The destination of a solicitation for the address (RFC 4291 2.7.1).
 fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = address.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
@@ -337,7 +336,7 @@ fn group_mac(group: Ipv6Addr) -> [u8; 6] {
     [0x33, 0x33, a, b, c, d]
 }
 
-/// ICMPv6's, over the pseudo header and `icmp`; 0 if `icmp` has the right one in it.
+/// The ICMPv6 checksum, over the pseudo header and `icmp`; 0 if that in `icmp` is correct.
 fn checksum(source: Ipv6Addr, destination: Ipv6Addr, icmp: &[u8]) -> u16 {
     let sum = |bytes: &[u8]| -> u32 {
         bytes
@@ -412,7 +411,7 @@ mod tests {
             assert_eq!(answer[..6], A);
             assert!(a.receive(&answer, now).is_none());
             assert_eq!(a.look_up(peer, now), Some(B));
-            // He who was asked knows who asked.
+            // The host that was asked has learned the sender's address.
             let asker = if peer.is_ipv4() { address("10.0.0.1") } else { address("fd00::1") };
             assert_eq!(b.look_up(asker, now), Some(A));
             assert_eq!(a.look_up(peer, now + FRESH), None);
@@ -458,7 +457,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        // Whoever asks again begins anew.
+        // The next request starts again.
         assert!(matches!(a.seek(peer, start + Duration::from_secs(4)), Search::Ask(_)));
     }
 

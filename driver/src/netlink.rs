@@ -1,8 +1,7 @@
-//! Interfaces, routes and neighbours, as the kernel's own tables have them (rtnetlink).
+//! Interfaces, routes and neighbours from the kernel's tables (rtnetlink).
 //!
-//! ARP and neighbour discovery stay with the kernel: it answers for us, it asks for us
-//! ([`Netlink::resolve`]), and what it learned is read from its table. No call waits for the network: the kernel
-//! answers from its tables.
+//! ARP and neighbour discovery are left to the kernel: it answers requests, resolves addresses ([`Netlink::resolve`]), and its
+//! table is read for the results. No call waits for the network: the kernel answers from its tables.
 
 mod codec;
 mod dcb;
@@ -25,22 +24,22 @@ pub use pause::Pause;
 
 use crate::{Error, NextHop};
 
-/// A connection to the routing tables of one network namespace: that of the thread which opened
-/// it, whatever thread uses it later.
+/// A connection to the routing tables of one network namespace: that of the thread which opened it, also if another thread uses
+/// it later.
 #[derive(Debug)]
 pub struct Netlink {
     socket: NetlinkSocket,
-    /// Peers whose next hops the kernel was asked for, and has not told.
+    /// Peers whose next hops the kernel is resolving.
     sought: RefCell<Vec<Sought>>,
 }
 
-/// A next hop that the kernel looks for.
+/// A next hop that the kernel is resolving.
 #[derive(Debug)]
 struct Sought {
     peer: IpAddr,
     next_hop: IpAddr,
     interface: Interface,
-    /// When its silence counts as an answer.
+    /// When the resolution counts as failed.
     until: Instant,
 }
 
@@ -52,7 +51,7 @@ pub struct Interface {
     pub name: String,
     /// Its index in the namespace.
     pub index: u32,
-    /// Its hardware address; zeros where there is none.
+    /// Its hardware address; zeros if it has none.
     pub mac: [u8; 6],
     /// Largest IP packet, in bytes.
     pub mtu: u32,
@@ -62,11 +61,11 @@ pub struct Interface {
     pub carrier: bool,
     /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// What made it (`veth`, `bridge`, `bond`); `None` for a plain device.
+    /// Its kind (`veth`, `bridge`, `bond`); `None` for a plain device.
     pub kind: Option<String>,
-    /// The VLAN that it is the interface of.
+    /// Its VLAN, if it is a VLAN interface.
     pub vlan: Option<u16>,
-    /// The index of the interface that it is made on: a VLAN's port, the peer of a veth.
+    /// The index of its lower interface: a VLAN's port, the peer of a veth.
     pub link: Option<u32>,
     /// Its addresses with their prefix lengths, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -74,7 +73,7 @@ pub struct Interface {
     pub rx_queues: u32,
     /// Transmit queues in use.
     pub tx_queues: u32,
-    /// Bits a second, as its driver tells; `None` where it does not.
+    /// Bits per second, as reported by its driver; `None` if unknown.
     pub speed: Option<u64>,
     /// The XDP program on it.
     pub xdp: Option<AttachedXdp>,
@@ -86,11 +85,11 @@ pub struct Interface {
 pub struct AttachedXdp {
     /// The program's id, as `bpftool prog` lists it.
     pub program: u32,
-    /// Where it runs.
+    /// Its mode.
     pub mode: XdpMode,
 }
 
-/// Where an XDP program runs.
+/// The mode of an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpMode {
     /// In the device's driver, before an skb is made.
@@ -101,15 +100,15 @@ pub enum XdpMode {
     Other,
 }
 
-/// The way to a peer through one interface.
+/// The route to a peer through one interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Route {
-    /// The router to which packets go; `None` when the peer is on the link.
+    /// The gateway; `None` if the peer is on the link.
     pub gateway: Option<IpAddr>,
     /// The source address that the kernel would choose.
     pub source: Option<IpAddr>,
-    /// Largest IP packet on this way, where the route (or path MTU discovery) sets one.
+    /// Largest IP packet on this path, if the route (or path MTU discovery) sets one.
     pub mtu: Option<u32>,
 }
 
@@ -117,22 +116,22 @@ pub struct Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Neighbour {
-    /// The hardware address, confirmed lately or permanent.
+    /// The hardware address, recently confirmed or permanent.
     Fresh([u8; 6]),
-    /// The hardware address as last heard, not confirmed lately. Good for use; the kernel should be
-    /// told of the use, so that it checks.
+    /// The last known hardware address, not recently confirmed. It may be used; the kernel should be notified of the use, so that
+    /// it checks.
     Stale([u8; 6]),
-    /// Resolution is under way.
+    /// Resolution is in progress.
     Incomplete,
-    /// Resolution was tried, and nobody answered.
+    /// Resolution failed: there was no answer.
     Failed,
     /// The table has no entry.
     Absent,
 }
 
-/// When a neighbour counts as silent, should the kernel not say so: it asks three times, a second apart.
+/// When resolution counts as failed if the kernel does not report it: it sends three requests, a second apart.
 const RESOLVE_TIMEOUT: Duration = Duration::from_millis(3500);
-/// So long afterwards nobody has asked again, and nobody will.
+/// After this time without another call, a resolution is abandoned.
 const ABANDONED: Duration = Duration::from_secs(10);
 
 impl Netlink {
@@ -187,18 +186,18 @@ impl Netlink {
         }
     }
 
-    /// The way to `peer` through `interface`.
+    /// The route to `peer` through `interface`.
     ///
     /// # Errors
     /// [`Error::NoRoute`] when no route to it leaves through this interface, [`Error::Os`].
     pub fn route(&self, interface: &Interface, peer: IpAddr) -> Result<Route, Error> {
-        // Asked for a way through an interface where none is configured, the kernel takes an IPv4
-        // peer to be on the link. Only a lookup of the table entry itself tells.
+        // If no route is configured through an interface, the kernel assumes that an IPv4 peer is on the link. Only a lookup of
+        // the table entry itself shows this.
         self.lookup_route(interface, peer, RTM_F_FIB_MATCH)?;
         self.lookup_route(interface, peer, 0)
     }
 
-    /// What the neighbour table knows of `address`.
+    /// The entry of `address` in the neighbour table.
     ///
     /// # Errors
     /// [`Error::Os`].
@@ -213,13 +212,13 @@ impl Netlink {
         }
     }
 
-    /// The hardware address to which frames for `peer` go: the peer's on the same link, the
-    /// gateway's otherwise, the interface's own for its own addresses. Asks the kernel to resolve
-    /// it where it is not known, and looks for the answer with each further call.
+    /// The destination hardware address of frames for `peer`: the peer's on the same link, the gateway's otherwise, the
+    /// interface's own for its own addresses. Asks the kernel to resolve an unknown address, and checks for the result with each
+    /// further call.
     ///
     /// # Errors
-    /// [`Error::NoRoute`]; [`Error::NoNeighbour`] once the kernel has asked in vain, after some 3 seconds;
-    /// [`Error::Permission`] when the entry is missing and the process may not ask for it (CAP_NET_ADMIN).
+    /// [`Error::NoRoute`]; [`Error::NoNeighbour`] after the kernel's resolution has failed, after about 3 seconds;
+    /// [`Error::Permission`] if the entry is missing and the process may not have it resolved (CAP_NET_ADMIN).
     pub fn resolve(&self, interface: &Interface, peer: IpAddr) -> Result<NextHop, Error> {
         if let Some(looked) = self.look_again(interface.index, peer) {
             return looked;
@@ -242,7 +241,7 @@ impl Netlink {
         Ok(NextHop::Pending)
     }
 
-    /// As [`resolve`](Netlink::resolve), by the interface of a VLAN on the one of this index.
+    /// As [`resolve`](Netlink::resolve), through the interface of a VLAN on the one with this index.
     ///
     /// # Errors
     /// [`Error::NoVlan`]; as [`resolve`](Netlink::resolve).
@@ -259,8 +258,8 @@ impl Netlink {
         Err(Error::NoVlan { interface: name.unwrap_or_else(|| format!("interface {port}")), vlan })
     }
 
-    /// What [`resolve`](Netlink::resolve) says of a peer that it has said to be pending; `None` of others. Reads
-    /// one entry of the neighbour table, and neither routes nor interfaces.
+    /// The result of [`resolve`](Netlink::resolve) for a peer that was pending; `None` for others. Reads only one entry of the
+    /// neighbour table, no routes or interfaces.
     pub(crate) fn look_again(&self, interface: u32, peer: IpAddr) -> Option<Result<NextHop, Error>> {
         self.look_again_on(|own| own.index == interface, peer)
     }
@@ -290,8 +289,7 @@ impl Netlink {
     /// (`None` stands for no program).
     ///
     /// # Errors
-    /// The kernel's word: `EEXIST` when another program than `old` is there, `EBUSY` when it hangs
-    /// on a link.
+    /// The kernel's error: `EEXIST` if another program than `old` is attached, `EBUSY` if it is attached by a link.
     pub fn replace_xdp(
         &self,
         interface: &Interface,
@@ -314,8 +312,7 @@ impl Netlink {
         self.socket.exchange(request, |_| {})
     }
 
-    /// Tells the kernel that the neighbour is in use: a missing entry is resolved, a stale one
-    /// checked.
+    /// Notifies the kernel that the neighbour is in use: a missing entry is resolved, a stale one checked.
     fn touch(&self, interface: &Interface, address: IpAddr) -> Result<(), Error> {
         let flags = ONE | libc::NLM_F_CREATE as u16;
         let request = Request::new(libc::RTM_NEWNEIGH, flags, &ndmsg(interface, address, NTF_USE))

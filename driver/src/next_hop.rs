@@ -1,12 +1,12 @@
 use std::fmt;
 use std::net::IpAddr;
 
-/// What a port knows of the next hop to a peer.
+/// The state of the next hop to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    /// The hardware address to which frames go.
+    /// The destination hardware address of frames.
     Found([u8; 6]),
-    /// It is being looked for: ask again.
+    /// It is being resolved: call again.
     Pending,
 }
 
@@ -20,24 +20,23 @@ impl NextHop {
     }
 }
 
-/// What the network says of a packet that it did not deliver (ICMP Destination Unreachable).
+/// An error of the network for a packet that was not delivered (ICMP Destination Unreachable).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Whom the packet was for.
+    /// The destination of the packet.
     pub peer: IpAddr,
-    /// Who says so: the peer, a router, or this host, whose ARP or neighbour discovery was not answered.
+    /// The sender of the error: the peer, a router, or this host, whose ARP or neighbour discovery was not answered.
     pub from: IpAddr,
     /// Why it was not delivered.
     pub reason: RefusalReason,
-    /// The first bytes behind the packet's UDP header. By them the sender knows its packet: who did not see it
-    /// can't name them.
+    /// The first bytes after the packet's UDP header. They identify the packet: a host that did not see it can't know them.
     pub quoted: [u8; Refusal::QUOTED],
 }
 
 impl Refusal {
-    /// Bytes that are kept of a packet: as far as the communication id in a MAD.
+    /// Bytes kept of a packet: up to the communication ID in a MAD.
     pub const QUOTED: usize = 48;
-    /// How many a port keeps for those who don't ask.
+    /// The most errors that a port keeps until they are read.
     pub(crate) const KEPT_MAX: usize = 64;
 
     /// For another process of this host.
@@ -50,7 +49,7 @@ impl Refusal {
         bytes
     }
 
-    /// Reads what [`to_bytes`](Refusal::to_bytes) wrote.
+    /// Parses the output of [`to_bytes`](Refusal::to_bytes).
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Refusal> {
         let bytes: &[u8; Refusal::BYTES] = bytes.try_into().ok()?;
         let address = |at: usize| {
@@ -84,13 +83,12 @@ pub enum RefusalReason {
     Host,
     /// Nothing has the UDP port.
     Port,
-    /// A filter rejects it.
+    /// A filter rejected it.
     Prohibited,
 }
 
 impl RefusalReason {
-    /// Of a Destination Unreachable message of ICMP, by its code; `None` for those that are no refusal, as that a
-    /// packet is too long.
+    /// From the code of an ICMP Destination Unreachable message; `None` for those that are no refusal, such as packet too long.
     pub fn of_icmp(code: u8) -> Option<RefusalReason> {
         match code {
             0 | 6 | 11 => Some(RefusalReason::Network),
@@ -101,7 +99,7 @@ impl RefusalReason {
         }
     }
 
-    /// The same of ICMPv6.
+    /// The same for ICMPv6.
     pub fn of_icmpv6(code: u8) -> Option<RefusalReason> {
         match code {
             0 => Some(RefusalReason::Network),

@@ -14,33 +14,32 @@ use crate::{
 };
 pub use reader::{LinkType, Reader, Record};
 
-/// A driver that writes what passes through another one to a pcapng file.
+/// A driver that writes the frames of another one to a pcapng file.
 ///
-/// Each frame is stamped with the wall clock at the first burst plus the engine's time since, to
-/// the nanosecond, and marked as inbound or outbound. The file is written by the thread that drives
-/// the port, through a buffer that is flushed each second of the engine's time and on drop. If it
-/// can't be written any more, that is said once as an error, the frames from then on are
-/// [counted](Recorder::unrecorded), the [`Recording`] knows why, and traffic goes on.
+/// Each frame is stamped with the wall clock at the first burst plus the engine's time since, to the nanosecond, and marked as
+/// inbound or outbound. The file is written by the thread that drives the port, through a buffer that is flushed each second of
+/// the engine's time and on drop. If it can't be written any more, this is logged once as an error, later frames are
+/// [counted](Recorder::unrecorded), the [`Recording`] has the reason, and traffic continues.
 pub struct Recorder<D> {
     driver: D,
     capture: Capture,
-    /// For frames that are sent from several places.
+    /// For frames in several segments.
     scratch: Vec<u8>,
 }
 
-/// What becomes of a capture. It outlives its recorder, whose last frames are written when it is dropped.
+/// The state of a capture. It outlives the recorder, whose last frames are written when that is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Recording(Arc<OnceLock<String>>);
 
 impl Recording {
-    /// The file and why it could no longer be written; `None` if it has all that was recorded until now.
+    /// The file and why it could no longer be written; `None` if the file is complete so far.
     pub fn failure(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
 
 impl<D: PacketDriver> Recorder<D> {
-    /// Creates the file `path`, replacing what is there, and records `driver` into it.
+    /// Creates or replaces the file `path`, and records `driver` into it.
     ///
     /// # Errors
     /// [`Error::Capture`] if the file can't be written, [`Error::Invalid`] if the driver's frames
@@ -69,7 +68,7 @@ impl<D: PacketDriver> Recorder<D> {
         Ok(Recorder { driver, capture, scratch })
     }
 
-    /// What will be known of the capture, also when the recorder is gone.
+    /// The state of the capture, which outlives the recorder.
     pub fn recording(&self) -> Recording {
         self.capture.recording.clone()
     }
@@ -113,13 +112,13 @@ impl<D: PacketDriver> crate::Wrapper for Recorder<D> {
     }
 }
 
-/// Writes frames to a pcapng file with the times that it is told, counted from 1970: virtual ones.
+/// Writes frames to a pcapng file with the caller's (virtual) times, counted from 1970.
 ///
-/// If the file can't be written any more, that is said once as an error, and the [`Recording`] knows why.
+/// If the file can't be written any more, this is logged once as an error, and the [`Recording`] has the reason.
 pub struct Writer(Capture);
 
 impl Writer {
-    /// Creates the file `path`, replacing what is there. `interface` and `description` are noted in it.
+    /// Creates or replaces the file `path`. `interface` and `description` are written to it.
     ///
     /// # Errors
     /// [`Error::Capture`] if the file can't be written.
@@ -130,12 +129,12 @@ impl Writer {
         Ok(Writer(capture))
     }
 
-    /// Writes an Ethernet frame that has left (`outbound`) or come in at `now`.
+    /// Writes an Ethernet frame that was sent (`outbound`) or received at `now`.
     pub fn write(&mut self, now: Nanos, outbound: bool, frame: &[u8]) {
         self.0.record(now, if outbound { Direction::Outbound } else { Direction::Inbound }, frame);
     }
 
-    /// What will be known of the file, also when the writer is gone.
+    /// The state of the file, which outlives the writer.
     pub fn recording(&self) -> Recording {
         self.0.recording.clone()
     }
@@ -151,7 +150,7 @@ enum Direction {
     Outbound = 2,
 }
 
-/// What is captured, as the file has it.
+/// The captured interface, as described in the file.
 struct Interface<'a> {
     name: &'a str,
     description: String,
@@ -178,7 +177,7 @@ struct Capture {
 }
 
 impl Capture {
-    /// Creates the file `path`, replacing what is there.
+    /// Creates or replaces the file `path`.
     fn create(path: &Path, of: &Interface<'_>) -> Result<Capture, Error> {
         let failed =
             |error: io::Error| Error::Capture { path: path.display().to_string(), reason: error.to_string() };
@@ -261,7 +260,7 @@ impl Capture {
 
     fn wall(&mut self, now: Nanos) -> Duration {
         let (start, wall) = *self.start.get_or_insert_with(|| {
-            // A clock before 1970 gives stamps from 1970 on.
+            // With a clock before 1970, time stamps begin at 1970.
             (now, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
         });
         wall + now.since(start)
@@ -302,7 +301,7 @@ fn write_block(file: &mut impl Write, kind: u32, parts: &[&[u8]]) -> Result<(), 
 }
 
 fn option(block: &mut Vec<u8>, code: u16, value: &[u8]) {
-    // An option holds 65535 bytes; names and descriptions are cut there.
+    // An option holds 65535 bytes; names and descriptions are truncated to this.
     let value = &value[..value.len().min(usize::from(u16::MAX))];
     block.extend(code.to_le_bytes());
     block.extend((value.len() as u16).to_le_bytes());

@@ -12,7 +12,7 @@ use rustix::time::{
 use crate::Armed;
 use crate::waker::{add, timespec};
 
-/// One descriptor that is readable when a port may have something, or when a time is over.
+/// One descriptor that is readable when a port may have a frame, or after a time.
 ///
 /// It costs system calls only in [`arm`](Readiness::arm) and [`disarm`](Readiness::disarm), so only before a sleep and after
 /// it.
@@ -25,10 +25,10 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Of no port yet: the first that is armed is its port for ever.
+    /// Without a port yet: the first port that is armed remains its port.
     ///
     /// # Errors
-    /// The kernel's, when this process may have no more descriptors.
+    /// The kernel's, when this process may open no more descriptors.
     pub fn new() -> io::Result<Readiness> {
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
@@ -37,8 +37,8 @@ impl Readiness {
         Ok(Readiness { all, timer, is_timed: false, has_port: false })
     }
 
-    /// Becomes readable with `port`, and after `quiet` at the latest, `None` for never. Returns whether there is anything to
-    /// wait for: not if the port or the time is there already.
+    /// Becomes readable with `port`, and after `quiet` at the latest (`None`: never). Returns whether to wait: not if the port is
+    /// ready or the time has passed already.
     ///
     /// # Errors
     /// The kernel's.
@@ -58,7 +58,7 @@ impl Readiness {
         Ok(poll(&mut fds, Some(&timespec(Duration::ZERO)))? == 0)
     }
 
-    /// Ends the time that [`arm`](Readiness::arm) has set.
+    /// Clears the time set by [`arm`](Readiness::arm).
     ///
     /// # Errors
     /// The kernel's.
@@ -68,7 +68,7 @@ impl Readiness {
 
     fn set_timer(&mut self, time: Option<Duration>) -> io::Result<()> {
         if time.is_some() || self.is_timed {
-            // Zero is never. Whatever it is set to, a time that was over is forgotten.
+            // Zero is never. Any new setting clears an expired time.
             let it_value = timespec(time.unwrap_or_default());
             let once = Itimerspec { it_interval: timespec(Duration::ZERO), it_value };
             timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;

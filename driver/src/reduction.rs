@@ -1,7 +1,7 @@
 //! Reductions: `target[i] = source0[i] ⊕ source1[i] ⊕ …`, over bytes in the byte order of the machine.
 //!
-//! A [`Reduction`] works on [`Span`]s, because memory may be mapped by other processes that write it at any time. The result may go
-//! to several targets, and a target may be one of the sources:
+//! A [`Reduction`] works on [`Span`]s, because other processes may map the memory and write it at any time. The result may be
+//! stored in several targets, and a target may be one of the sources:
 //!
 //! ```
 //! use ferroce_driver::memory::SpanMut;
@@ -18,8 +18,8 @@
 //! assert_eq!(means, *[2.0_f32, 3.0].map(f32::to_ne_bytes).as_flattened());
 //! ```
 //!
-//! [`reduce`] is the same of two slices. A GPU's ([`gpu::Reducer`](crate::gpu::Reducer)) has the same bits.
-//! [`scale`] multiplies by a factor.
+//! [`reduce`] does the same for two slices. A GPU ([`gpu::Reducer`](crate::gpu::Reducer)) computes the same bits. [`scale`]
+//! multiplies by a factor.
 //!
 //! # Arithmetic
 //!
@@ -30,13 +30,13 @@
 //! | f32, f64 | IEEE 754, rounded to the nearest at each step | by n in the same type |
 //! | f16, bf16, f8e4m3, f8e5m2 | in f32 over all sources of the call; the result is rounded once | in f32, before that |
 //!
-//! Rounded is to the nearest, ties to even. What is too great for a type becomes infinite, in f8e4m3 a NaN. Where a sum, a product
-//! or a quotient is not a number, its sign and payload are anybody's choice.
+//! Rounding is to nearest, ties to even. Overflow becomes infinity, in f8e4m3 a NaN. If a sum, a product or a quotient is a NaN,
+//! its sign and payload are undefined.
 //!
-//! [`Min`](ReduceOp::Min) and [`Max`](ReduceOp::Max) give one of the elements as it is, a NaN if one is; but a NaN of a small
-//! float may be made quiet. Of zeros of both signs, which are equal, it is the first.
+//! [`Min`](ReduceOp::Min) and [`Max`](ReduceOp::Max) return one of the elements unchanged, a NaN if there is one; but a NaN of a
+//! small float may be made quiet. Of zeros with different signs, which are equal, it is the first.
 //!
-//! The bits are the same whichever source a target is, however many targets there are, wherever an element lies, and on every
+//! The bits depend neither on which source a target is, nor on the number of targets, the position of an element, or the
 //! processor.
 
 #[cfg(target_arch = "x86_64")]
@@ -62,26 +62,26 @@ pub use parts::{Computable, Computation, Part};
 /// The most sources, and the most targets, of a [`Reduction`].
 pub const MAX_SPANS: usize = 64;
 
-/// What is made of elements.
+/// A reduction of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 #[non_exhaustive]
 pub struct Reduction {
-    /// Of all elements.
+    /// The type of all elements.
     pub data_type: DataType,
-    /// What is made of two.
+    /// The operation on two elements.
     pub op: ReduceOp,
-    /// What the result is divided by, if by anything.
+    /// The divisor of the result, if any.
     pub divide_by: Option<u32>,
 }
 
 impl Reduction {
-    /// The operation alone.
+    /// The operation without a division.
     pub const fn new(data_type: DataType, op: ReduceOp) -> Reduction {
         Reduction { data_type, op, divide_by: None }
     }
 
-    /// Divides what comes of all sources by a number from 1 on. By default it is not divided.
+    /// Divides the result of all sources by a number of at least 1. By default there is no division.
     pub fn divide_by(mut self, divide_by: impl Into<Option<u32>>) -> Reduction {
         self.divide_by = divide_by.into();
         self
@@ -89,11 +89,11 @@ impl Reduction {
 
     /// Reduces all sources, in their order from left to right, and stores the result in each target.
     ///
-    /// A target may be the same memory as any of the sources. If it overlaps with one that is not the same, or somebody writes
-    /// a source meanwhile, elements have any value there. No alignment is asked for.
+    /// A target may be the same memory as any of the sources. If it overlaps with one that is not the same, or a source is
+    /// written meanwhile, elements there are undefined. No alignment is required.
     ///
     /// # Panics
-    /// If there is no source or no target, or more than [`MAX_SPANS`]; if they are not equally long, or hold no whole elements;
+    /// If there is no source or no target, or more than [`MAX_SPANS`]; if they differ in length, or do not hold whole elements;
     /// if it divides by 0.
     pub fn apply(self, targets: &[SpanMut<'_>], sources: &[Span<'_>]) {
         let job = Job::new(targets, sources, self.divide_by);
@@ -112,10 +112,10 @@ impl Reduction {
     }
 }
 
-/// Reduces `source` into `target`: what an all-reduce does with a chunk. As [`Reduction::apply`].
+/// Reduces `source` into `target`, as an all-reduce does with a chunk. As [`Reduction::apply`].
 ///
 /// # Panics
-/// If they are not equally long, or hold no whole elements.
+/// If they differ in length, or do not hold whole elements.
 pub fn reduce(data_type: DataType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
     let target = SpanMut::from(target);
     Reduction::new(data_type, op).apply(&[target], &[target.as_span(), source.into()]);
@@ -124,10 +124,10 @@ pub fn reduce(data_type: DataType, op: ReduceOp, target: &mut [u8], source: &[u8
 /// `target[i] = source[i] * factor`. The target may be the same memory as the source.
 ///
 /// Floats are multiplied by the nearest f32 of the factor, and in f32; f64 in f64. The product is rounded once to the type. An
-/// integer's product wraps; a factor that [`check_factor`] refuses is rounded towards zero, and to the nearest that the type has.
+/// integer's product wraps; a factor that [`check_factor`] refuses is rounded towards zero, and clamped to the range of the type.
 ///
 /// # Panics
-/// If they are not equally long, or hold no whole elements.
+/// If they differ in length, or do not hold whole elements.
 pub fn scale(data_type: DataType, target: SpanMut<'_>, source: Span<'_>, factor: f64) {
     assert_eq!(target.len(), source.len(), "spans that are not equally long");
     check_len(data_type, target.len());
@@ -140,7 +140,7 @@ pub fn scale(data_type: DataType, target: SpanMut<'_>, source: Span<'_>, factor:
 /// [`Error::Factor`].
 pub fn check_factor(data_type: DataType, factor: f64) -> Result<(), Error> {
     let Some(range) = integers(data_type) else { return Ok(()) };
-    // Exact: an f64 that is whole and not in an i128 is far outside.
+    // Exact: an integral f64 outside i128 is far out of range.
     if factor.fract() == 0.0 && range.contains(&(factor as i128)) {
         return Ok(());
     }

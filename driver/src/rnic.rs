@@ -1,8 +1,8 @@
-//! RNICs: cards that speak RoCE themselves, and rdma_rxe, through libibverbs.
+//! RNICs: RoCE cards, and rdma_rxe, through libibverbs.
 //!
-//! The library is loaded when it is asked for: a build needs none of it, and where it is absent, [`Verbs::load`] says so.
-//! Nothing of the protocol is here: objects are made, used and destroyed, in numbers of the verbs, and an error names the
-//! call that failed. Each object keeps those that it is made on, so they may be dropped in any order.
+//! The library is loaded on demand: a build does not need it, and [`Verbs::load`] fails if it is absent. This module has nothing
+//! of the protocol: it creates, uses and destroys objects, with the numbers of the verbs, and an error names the call that
+//! failed. Each object keeps the objects that it depends on, so they may be dropped in any order.
 //!
 //! ```
 //! use ferroce_driver::rnic::Verbs;
@@ -57,34 +57,34 @@ pub use work::{
 pub struct Rnic {
     /// Such as `mlx5_0` or `rxe0`.
     pub name: String,
-    /// What it says of itself; the error, if it can't be opened or asked.
+    /// Its attributes; the error, if it can't be opened or queried.
     pub details: Result<RnicDetails, Error>,
 }
 
-/// What an RNIC says of itself.
+/// The attributes of an RNIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RnicDetails {
-    /// The version of its firmware; empty for a device without.
+    /// The version of its firmware; empty for a device without one.
     pub firmware: String,
     /// The PCI vendor, and the part as the vendor numbers it.
     pub vendor: u32,
     /// See [`vendor`](RnicDetails::vendor).
     pub part: u32,
-    /// How much of everything there can be.
+    /// Its limits.
     pub limits: RnicLimits,
     /// Its ports, from number 1.
     pub ports: Vec<RnicPort>,
 }
 
 impl RnicDetails {
-    /// Whether it is rdma_rxe, the kernel's software: what that has in the place of a vendor.
+    /// Whether it is rdma_rxe, the kernel's software, by its vendor number.
     pub fn is_rxe(&self) -> bool {
         self.vendor == 0xff_ffff
     }
 }
 
-/// How much there can be of each kind, as `ibv_query_device` tells it.
+/// The limits of objects, as `ibv_query_device` reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the verbs' names")]
 #[non_exhaustive]
@@ -102,13 +102,13 @@ pub struct RnicLimits {
     pub max_srq: u32,
     pub max_srq_wr: u32,
     pub max_srq_sge: u32,
-    /// READs and atomics that a queue pair answers at once.
+    /// Outstanding READs and atomics of a queue pair as responder.
     pub max_qp_rd_atom: u32,
-    /// READs and atomics that a queue pair asks for at once.
+    /// Outstanding READs and atomics of a queue pair as requester.
     pub max_qp_init_rd_atom: u32,
-    /// Whether it does atomics.
+    /// Whether it supports atomics.
     pub has_atomics: bool,
-    /// Whether it has memory windows of type 2B.
+    /// Whether it supports memory windows of type 2B.
     pub has_windows_2b: bool,
 }
 
@@ -144,11 +144,11 @@ impl RnicLimits {
 pub struct RnicPort {
     /// From 1.
     pub number: u8,
-    /// Whether packets can pass.
+    /// Whether the port is active.
     pub is_active: bool,
-    /// Whether its link is Ethernet, so that it speaks RoCE.
+    /// Whether its link is Ethernet, that is, a RoCE port.
     pub is_ethernet: bool,
-    /// The largest path MTU of the link now, in bytes; `None` for a code that the specification does not have.
+    /// The largest path MTU of the link now, in bytes; `None` for a code that is not in the specification.
     pub path_mtu: Option<u32>,
     /// The longest message, in bytes.
     pub max_message: u32,
@@ -162,13 +162,13 @@ pub struct RnicPort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RnicGid {
-    /// Its place in the table.
+    /// Its index in the table.
     pub index: u32,
     /// The GID.
     pub gid: [u8; 16],
-    /// What speaks by it.
+    /// Its protocol.
     pub kind: RnicGidKind,
-    /// The index of the interface that has the address, if the kernel told.
+    /// The index of the interface that has the address, if the kernel reported it.
     pub interface: Option<u32>,
 }
 

@@ -20,7 +20,7 @@ use memory::{Ring, TAKEN};
 #[derive(Debug)]
 pub struct Producer {
     ring: Ring,
-    /// Slots published so far, and released by the consumer when last looked at.
+    /// Slots published so far, and released by the consumer at the last check.
     tail: u64,
     head: u64,
 }
@@ -34,16 +34,15 @@ pub struct Consumer {
 }
 
 impl Producer {
-    /// Makes a ring of `slots` (a power of two up to 2²⁰) of `length` bytes (1 to 2²⁰), 1 GiB in all at most.
+    /// Creates a ring of `slots` (a power of two up to 2²⁰) of `length` bytes (1 to 2²⁰), at most 1 GiB in total.
     ///
     /// # Errors
-    /// [`RingError::Size`] for sizes that are none, [`RingError::Os`].
+    /// [`RingError::Size`] for invalid sizes, [`RingError::Os`].
     pub fn create(slots: usize, length: usize) -> Result<Producer, RingError> {
         Ok(Producer { ring: Ring::create(slots as u64, length as u64)?, tail: 0, head: 0 })
     }
 
-    /// Hands the ring's memory to the process at the other end of `stream`, which takes it with
-    /// [`Consumer::receive`].
+    /// Sends the ring's memory to the process at the other end of `stream`, which receives it with [`Consumer::receive`].
     ///
     /// # Errors
     /// [`RingError::Os`].
@@ -51,16 +50,16 @@ impl Producer {
         memory::send(stream, self.as_fd())
     }
 
-    /// How many slots are free: what was so when last looked at, if those are as many as `wanted`. Whoever
-    /// waits for many at once disturbs the consumer less.
+    /// The number of free slots: that of the last check, if it is at least `wanted`. Waiting for many at once disturbs the
+    /// consumer less.
     ///
     /// # Errors
-    /// [`RingError::Corrupt`] if the consumer has released what was never published.
+    /// [`RingError::Corrupt`] if the consumer has released slots that were never published.
     pub fn free(&mut self, wanted: usize) -> Result<usize, RingError> {
         let slots = self.ring.slots();
         if slots - self.tail.wrapping_sub(self.head) < wanted as u64 {
             let head = self.ring.head().load(Ordering::Acquire);
-            // Ahead of what was published, or behind what was released before.
+            // Ahead of the published slots, or behind those released before.
             if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head) {
                 return Err(RingError::Corrupt {
                     index: "head",
@@ -91,7 +90,7 @@ impl Producer {
     }
 }
 
-/// The memory, to be passed on in another way than [`Producer::send`], by inheritance for example.
+/// The memory, to pass it by other means than [`Producer::send`], such as inheritance.
 impl AsFd for Producer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.file()
@@ -102,8 +101,9 @@ impl Consumer {
     /// Takes the other end of the ring in this memory. There is one consumer.
     ///
     /// # Errors
-    /// [`RingError::Unsealed`] for a file that could be cut short, [`RingError::NotTmpfs`] for huge pages, [`RingError::NotARing`] for memory that holds
-    /// something else, [`RingError::Taken`] for a ring that has its consumer, [`RingError::Os`].
+    /// [`RingError::Unsealed`] for a file that could be truncated, [`RingError::NotTmpfs`] for huge pages,
+    /// [`RingError::NotARing`] for memory with other contents, [`RingError::Taken`] for a ring that already has a consumer,
+    /// [`RingError::Os`].
     pub fn open(memory: OwnedFd) -> Result<Consumer, RingError> {
         let ring = Ring::open(memory)?;
         if ring.state().fetch_or(TAKEN, Ordering::AcqRel) & TAKEN != 0 {
@@ -121,7 +121,7 @@ impl Consumer {
         Consumer::open(memory::receive(stream)?)
     }
 
-    /// How many slots are full; as [`Producer::free`].
+    /// The number of full slots; as [`Producer::free`].
     ///
     /// # Errors
     /// [`RingError::Corrupt`] if the producer has published more than there are slots, or fewer than before.
@@ -162,7 +162,7 @@ pub struct VacantSlot<'a> {
 }
 
 impl VacantSlot<'_> {
-    /// Copies `from` to byte `offset` and what follows.
+    /// Copies `from` to the bytes from `offset` on.
     ///
     /// # Panics
     /// If that is not inside the slot.
@@ -179,8 +179,7 @@ pub struct FullSlot<'a> {
 }
 
 impl FullSlot<'_> {
-    /// Copies the bytes from `offset` on to `to`. A hostile producer may change them meanwhile and
-    /// afterwards: what is to be checked is the copy.
+    /// Copies the bytes from `offset` on to `to`. A hostile producer may change them meanwhile and afterwards: check the copy.
     ///
     /// # Panics
     /// If they are not inside the slot.
@@ -189,28 +188,28 @@ impl FullSlot<'_> {
     }
 }
 
-/// Why a ring was not made or opened, or can't be used any more.
+/// Why a ring was not created or opened, or can't be used any more.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// No ring is of this size.
+    /// The size is invalid.
     #[error(
         "{slots} slots of {length} bytes: the slots are a power of two up to 2^20, a slot 1 to 2^20 bytes, \
          all together up to 2^30"
     )]
     Size {
-        /// How many slots.
+        /// The number of slots.
         slots: u64,
-        /// The bytes of each.
+        /// The bytes of a slot.
         length: u64,
     },
     /// The file's size could change while it is mapped.
     #[error("the memory is not sealed ({found}); a ring's has F_SEAL_SHRINK and F_SEAL_GROW")]
     Unsealed {
-        /// Its seals, or why it has none.
+        /// Its seals, or the error of reading them.
         found: String,
     },
-    /// The file is of another kind, out of which pages can be taken while it is mapped: huge pages can.
+    /// The file is of another kind, whose pages can be removed while it is mapped, such as huge pages.
     #[error(
         "the memory is of a file system of type {kind:#x}; a ring's is of tmpfs, as memfd_create makes it"
     )]
@@ -218,30 +217,30 @@ pub enum RingError {
         /// The file system's number (statfs).
         kind: u64,
     },
-    /// The memory holds something else.
+    /// The memory has other contents.
     #[error("no ring of slots: {0}")]
     NotARing(String),
-    /// The ring has its consumer.
+    /// The ring already has a consumer.
     #[error("the ring has its consumer")]
     Taken,
-    /// The other end has written an index that can't be. Nothing was read or published.
+    /// The other end has written an invalid index. Nothing was read or published.
     #[error("the other end's {index} is {value}; {least} to {most} can be")]
     Corrupt {
-        /// Which one.
+        /// The index.
         index: &'static str,
-        /// What it says.
+        /// Its value.
         value: u64,
-        /// The least that it can be, counted round at 2^64.
+        /// The lowest valid value, modulo 2^64.
         least: u64,
-        /// The most.
+        /// The highest valid value.
         most: u64,
     },
-    /// What the kernel says.
+    /// The kernel's error.
     #[error("{what}: {source}")]
     Os {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         source: io::Error,
     },
 }

@@ -1,20 +1,19 @@
 //! Shared memory between processes of one user on this host: no wire, no kernel.
 //!
-//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and
-//! reaches each other process by a ring in memory that both have mapped. A frame is written into the ring where the
-//! other end reads it, its payload straight from registered memory. The other end copies the frame out before it looks
-//! at it, so the ring may contain anything at any time: the processes need not trust each other. A process with nothing
-//! to do sleeps and is woken by its bell. The bell is a socket, because a context may wait for other descriptors too,
-//! and a futex is not one.
+//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and sends to
+//! each other process through a ring in memory that both have mapped. A frame is written into the ring, its payload directly from
+//! registered memory. The other end copies the frame before it parses it, so the ring may contain anything at any time: the
+//! processes need not trust each other. A process with nothing to do sleeps and is woken by its bell. The bell is a socket,
+//! because a context may wait for other descriptors too, and a futex is not one.
 //!
 //! - `ring.rs`: one ring
 //! - `links.rs`: all rings of a context
-//! - `route.rs`: which neighbour is reached by which ring
+//! - `route.rs`: the ring for each neighbour
 //! - `meeting.rs`: how two contexts set up a ring
-//! - `bell.rs`: what wakes a context that sleeps
+//! - `bell.rs`: waking a sleeping context
 //!
-//! `udp/neighbours.rs` uses them for frames that would go by the UDP socket otherwise, `af_xdp/sharing.rs` for those of
-//! an AF_XDP port. docs/decisions/12-neighbours.md has the reasons.
+//! `udp/neighbours.rs` uses them instead of the UDP socket, `af_xdp/sharing.rs` for those of an AF_XDP port.
+//! docs/decisions/12-neighbours.md has the reasons.
 
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -45,38 +44,37 @@ use crate::{
 use links::Links;
 use route::Neighbour;
 
-/// The address of every switch: a process is told from another one by its queue pair numbers.
+/// The address of every switch: processes differ in their queue pair numbers.
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Holds a path MTU of 4096.
 const MTU: u32 = 4200;
-/// Frames of a burst that go as mail.
+/// The most frames of a burst sent as mail.
 const POSTS_MAX: usize = 64;
-/// Mail that is taken in a burst.
+/// The most mail received in a burst.
 const MAIL_MAX: usize = 64;
-/// The longest name of a switch.
-/// So that it is short enough for the path of a socket.
+/// The longest name of a switch. Short enough for the path of a socket.
 const NAME_MAX: usize = 56;
 
-/// Whether processes of this host are reached by memory that both have, in place of the kernel's UDP.
+/// Whether shared memory is used to processes of this host, instead of the kernel's UDP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SharedMemory {
-    /// Where both ends want it.
+    /// If both ends enable it.
     #[default]
     On,
-    /// Where both ends want it; and without the ICRC, where both want that. No wire is on the way that could change a bit.
+    /// If both ends enable it, and without the ICRC if both ends choose this: there is no wire that could change a bit.
     WithoutIcrc,
-    /// By the kernel's UDP.
+    /// No: the kernel's UDP is used.
     Off,
 }
 
-/// Which switch to join.
+/// The switch to join.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct ShmConfig {
     /// 1 to 56 letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Whether frames have an ICRC. They have none where neither end wants one.
+    /// Whether frames have an ICRC. They have none if both ends turn it off.
     pub icrc: bool,
 }
 
@@ -104,10 +102,10 @@ pub struct Shm {
 }
 
 impl Shm {
-    /// Joins the switch of this name, which is there as long as anybody has joined it. Needs no privilege.
+    /// Joins the switch of this name, which exists as long as a process has joined it. Needs no privilege.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a name that is none, [`Error::Sharing`], [`Error::Os`].
+    /// [`Error::Invalid`] for an invalid name, [`Error::Sharing`], [`Error::Os`].
     pub fn open(config: &ShmConfig) -> Result<Shm, Error> {
         let name = &config.name;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -145,7 +143,7 @@ impl Shm {
         })
     }
 
-    /// Hands on a frame to which no ring leads: the first ones to a process, and those for QP1.
+    /// Sends a frame for which there is no ring: the first ones to a process, and those for QP1.
     #[cold]
     fn post(slot: &Slot, stats: &mut Stats, frame: &[u8]) {
         const HEADERS: usize = 28;
@@ -164,7 +162,7 @@ impl Shm {
         }
     }
 
-    /// A burst takes so much of the mail, and the bell has rung for all.
+    /// A burst receives only this much of the mail, but the bell has rung for all of it.
     fn may_rest(&self) -> bool {
         self.links.rest() && !self.slot.has_mail()
     }
@@ -178,7 +176,7 @@ impl Shm {
     }
 }
 
-/// What a socket that never loses anything would have.
+/// The terms of a socket that never loses packets.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 impl PacketDriver for Shm {
@@ -201,7 +199,7 @@ impl PacketDriver for Shm {
                 }
             }
         }
-        // Mail comes in its order, and an offer is mail.
+        // Mail is in order, and an offer is mail.
         if self.links.has_fresh() {
             self.links.caught_up();
         }

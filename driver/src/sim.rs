@@ -1,9 +1,8 @@
 //! A simulated network in virtual time: loss, duplication, reorder, corruption, delay, rate, ECN.
 //!
-//! Ports hang on an ideal switch, and each direction between two of them is a link of its own with
-//! the impairments of [`LinkConfig`]. Nothing happens by itself: a frame enters the network at the
-//! `now` of `tx_burst` and comes out of the first `rx_burst` whose `now` is at or past its arrival.
-//! A test jumps from event to event with [`SimNetwork::next_arrival`].
+//! Ports are connected to an ideal switch, and each direction between two of them is a separate link with the impairments of
+//! [`LinkConfig`]. There is no background activity: a frame enters the network at the `now` of `tx_burst` and is received by the
+//! first `rx_burst` whose `now` is at or after its arrival. A test jumps from event to event with [`SimNetwork::next_arrival`].
 //!
 //! The same seed and the same calls in the same order give the same run, bit for bit; compare two
 //! by [`SimNetwork::trace_hash`].
@@ -29,7 +28,7 @@ use crate::{
 };
 use network::{Network, SimFrame};
 
-/// What a link does to the frames of one direction. The default is an ideal link.
+/// The impairments of a link in one direction. The default is an ideal link.
 ///
 /// A frame passes, in this order: the queue limit, ECN marking, serialisation at `rate`, loss,
 /// duplication, corruption, delay and jitter, reorder. Each probability is drawn for each frame (the
@@ -46,21 +45,21 @@ pub struct LinkConfig {
     pub corrupt: f64,
     /// Probability that a frame is held back.
     pub reorder: f64,
-    /// How many later frames overtake one that is held back, at most: 1 to 64. The number is drawn
-    /// evenly from 1 to this. No other frame changes places, whatever the jitter.
+    /// The most later frames that overtake one that is held back: 1 to 64. The number is drawn uniformly from 1 to this. Jitter
+    /// does not reorder frames.
     pub reorder_by: usize,
-    /// How long a frame is held back at most, when no later ones come to overtake it.
+    /// The longest time that a frame is held back if too few later ones overtake it.
     pub reorder_hold: Duration,
     /// Propagation delay.
     pub delay: Duration,
-    /// Further delay, drawn evenly from zero to this. It never changes the order of frames.
+    /// Additional delay, drawn uniformly from zero to this. It never changes the order of frames.
     pub jitter: Duration,
     /// Bits per second. A frame takes its own bytes and [`WIRE_OVERHEAD`]; `None` takes no time.
     pub rate: Option<u64>,
-    /// Bytes, [`WIRE_OVERHEAD`] included, that may wait for the link (the frame in transmission
-    /// counts with what is left of it); a frame that would exceed them is dropped. Needs `rate`.
+    /// The most bytes queued for the link, [`WIRE_OVERHEAD`] included (of the frame in transmission the remaining bytes count); a
+    /// frame that would exceed them is dropped. Needs `rate`.
     pub queue_limit: Option<u64>,
-    /// Marking by the bytes that wait for the link. Needs `rate`.
+    /// ECN marking by the bytes queued for the link. Needs `rate`.
     pub ecn: Option<EcnConfig>,
 }
 
@@ -103,12 +102,12 @@ impl LinkConfig {
         LinkConfig { reorder, ..self }
     }
 
-    /// How many later frames overtake it at most, 1 to 64; 3 by default.
+    /// The most later frames that overtake it, 1 to 64; 3 by default.
     pub fn reorder_by(self, reorder_by: usize) -> Self {
         LinkConfig { reorder_by, ..self }
     }
 
-    /// How long a frame is held back at most; 100 µs by default.
+    /// The longest time that a frame is held back; 100 µs by default.
     pub fn reorder_hold(self, reorder_hold: Duration) -> Self {
         LinkConfig { reorder_hold, ..self }
     }
@@ -118,7 +117,7 @@ impl LinkConfig {
         LinkConfig { delay, ..self }
     }
 
-    /// Further delay, drawn evenly from zero to this; none by default.
+    /// Additional delay, drawn uniformly from zero to this; none by default.
     pub fn jitter(self, jitter: Duration) -> Self {
         LinkConfig { jitter, ..self }
     }
@@ -128,27 +127,24 @@ impl LinkConfig {
         LinkConfig { rate: rate.into(), ..self }
     }
 
-    /// Bytes that may wait for the link; no limit by default.
+    /// The most bytes queued for the link; no limit by default.
     pub fn queue_limit(self, queue_limit: impl Into<Option<u64>>) -> Self {
         LinkConfig { queue_limit: queue_limit.into(), ..self }
     }
 
-    /// Marking by the bytes that wait; none by default.
+    /// ECN marking by the bytes queued; none by default.
     pub fn ecn(self, ecn: impl Into<Option<EcnConfig>>) -> Self {
         LinkConfig { ecn: ecn.into(), ..self }
     }
 }
 
-/// What a frame occupies on an Ethernet link beside its own bytes: preamble and start delimiter 8,
-/// FCS 4, inter-packet gap 12.
+/// The bytes of a frame on an Ethernet link in addition to its own: preamble and start delimiter 8, FCS 4, inter-packet gap 12.
 pub const WIRE_OVERHEAD: u64 = 24;
 
-/// RED-like marking as DCQCN's switches do it (Zhu et al., SIGCOMM 2015, section 3.1): never while
-/// at most `kmin_bytes` wait, always from above `kmax_bytes`, between them with a probability that
-/// rises linearly from 0 to `pmax`.
+/// RED-like marking as DCQCN's switches do it (Zhu et al., SIGCOMM 2015, section 3.1): never with at most `kmin_bytes` queued,
+/// always above `kmax_bytes`, between them with a probability that rises linearly from 0 to `pmax`.
 ///
-/// An ECN-capable IPv4 or IPv6 packet, untagged or with one 802.1Q tag, becomes Congestion
-/// Experienced; others pass as they are.
+/// An ECN-capable IPv4 or IPv6 packet, untagged or with one 802.1Q tag, is marked Congestion Experienced; others are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use]
 #[non_exhaustive]
@@ -168,7 +164,7 @@ impl EcnConfig {
     }
 }
 
-/// Frames of a port at most. Each is there from the beginning.
+/// The most frames of a port. All are allocated at the beginning.
 const FRAMES_MAX: usize = 1 << 16;
 
 /// Sizes of a [`SimNetwork`].
@@ -178,13 +174,13 @@ const FRAMES_MAX: usize = 1 << 16;
 pub struct NetworkConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
-    /// Frames that a port may have in the network, 1 to 65536. When so many are underway, `tx_burst` takes no
-    /// more until some have been received or dropped.
+    /// The most frames of a port in the network, 1 to 65536. With this many in flight, `tx_burst` takes no more until some have
+    /// been received or dropped.
     pub frames: usize,
 }
 
 impl Default for NetworkConfig {
-    /// An MTU of 4200, which path MTU 4096 fits into, and 4096 frames a port.
+    /// An MTU of 4200, enough for a path MTU of 4096, and 4096 frames per port.
     fn default() -> NetworkConfig {
         NetworkConfig { mtu: 4200, frames: 4096 }
     }
@@ -196,13 +192,13 @@ impl NetworkConfig {
         NetworkConfig { mtu, ..self }
     }
 
-    /// Frames that a port may have in the network, 1 to 65536; 4096 by default.
+    /// The most frames of a port in the network, 1 to 65536; 4096 by default.
     pub fn frames(self, frames: usize) -> Self {
         NetworkConfig { frames, ..self }
     }
 }
 
-/// What a [`Filter`] wants done with a frame.
+/// The action of a [`Filter`] for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -212,16 +208,16 @@ pub enum Verdict {
     Drop,
     /// Deliver it twice.
     Duplicate,
-    /// Deliver it later by this; frames behind it overtake.
+    /// Deliver it later by this time; later frames overtake it.
     Delay(Duration),
     /// Flip one random bit.
     Corrupt,
 }
 
-/// Sees each frame that is sent and says what becomes of it.
+/// Sees each frame that is sent and returns the action for it.
 pub type Filter = Box<dyn FnMut(&[u8]) -> Verdict + Send>;
 
-/// What was done to frames so far, by filter or by chance. A flooded frame counts once a link.
+/// Counts of actions on frames, by filter or at random. A flooded frame counts once per link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
@@ -241,7 +237,7 @@ pub struct Counters {
     pub marked: u64,
 }
 
-/// The network: makes ports, changes conditions, and looks on. Clones are handles to the same one.
+/// The network: creates ports, changes links, and reports counters. Clones are handles to the same network.
 #[derive(Clone)]
 pub struct SimNetwork {
     network: Arc<Mutex<Network>>,
@@ -258,7 +254,7 @@ impl SimNetwork {
     /// A network without ports, with the default sizes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `link` that makes no sense.
+    /// [`Error::Invalid`] names the invalid field of `link`.
     pub fn new(seed: u64, link: LinkConfig) -> Result<SimNetwork, Error> {
         SimNetwork::with_config(seed, link, NetworkConfig::default())
     }
@@ -266,7 +262,7 @@ impl SimNetwork {
     /// A network without ports.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field of `link` or `config` that makes no sense.
+    /// [`Error::Invalid`] names the invalid field of `link` or `config`.
     pub fn with_config(seed: u64, link: LinkConfig, config: NetworkConfig) -> Result<SimNetwork, Error> {
         link.check()?;
         check_mtu(config.mtu)?;
@@ -276,9 +272,8 @@ impl SimNetwork {
         Ok(SimNetwork { network: Arc::new(Mutex::new(Network::new(seed, link))), config })
     }
 
-    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware
-    /// address is locally administered and derived from the port's number. Where two ports own the
-    /// same IP address, [`PacketDriver::resolve`] finds the older one.
+    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware address is locally administered and
+    /// derived from the port's number. If two ports own the same IP address, [`PacketDriver::resolve`] finds the older one.
     pub fn port(&self, addresses: &[IpAddr]) -> SimPort {
         let NetworkConfig { mtu, frames } = self.config;
         let max_frame = mtu as usize + FRAME_OVERHEAD;
@@ -296,23 +291,23 @@ impl SimNetwork {
         }
     }
 
-    /// When the next frame becomes receivable at any port, if one is underway.
+    /// When the next frame can be received at any port, if one is in flight.
     pub fn next_arrival(&self) -> Option<Nanos> {
         lock(&self.network).next_arrival()
     }
 
-    /// Changes all links. Frames that are underway keep their time of arrival.
+    /// Changes all links. Frames in flight keep their time of arrival.
     ///
     /// # Errors
-    /// [`Error::Invalid`] names the field that makes no sense; nothing is changed then.
+    /// [`Error::Invalid`] names the invalid field; nothing is changed then.
     pub fn set_config(&self, link: LinkConfig) -> Result<(), Error> {
         link.check()?;
         lock(&self.network).link = link;
         Ok(())
     }
 
-    /// Shows `filter` each frame that is sent, before anything random happens to it: a script can
-    /// drop the n-th frame. It replaces the filter before it, and must not use the network itself.
+    /// Calls `filter` for each frame that is sent, before random impairments: a script can drop the n-th frame. It replaces the
+    /// previous filter, and must not use the network itself.
     pub fn set_filter(&self, filter: Filter) {
         lock(&self.network).filter = filter;
     }
@@ -322,7 +317,7 @@ impl SimNetwork {
         lock(&self.network).trace.value()
     }
 
-    /// What was done to frames so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         lock(&self.network).counters
     }
@@ -330,10 +325,9 @@ impl SimNetwork {
 
 /// A port of a [`SimNetwork`].
 ///
-/// A frame for the port's own hardware address comes back to it, over a link like any other. One
-/// that `source` says is shorter than an Ethernet header or longer than
-/// [`Capabilities::max_frame`] is not sent and counts as [`Stats::tx_dropped`]. What the network
-/// does to frames is in [`Counters`], not in [`Stats`].
+/// The port receives frames to its own hardware address, over a link like any other. A frame with a length from `source` shorter
+/// than an Ethernet header or longer than [`Capabilities::max_frame`] is not sent and counts as [`Stats::tx_dropped`].
+/// Impairments are counted in [`Counters`], not in [`Stats`].
 pub struct SimPort {
     capabilities: Capabilities,
     number: usize,
@@ -431,7 +425,7 @@ impl Drop for SimPort {
     }
 }
 
-/// Frames that one `rx_burst` hands out at most.
+/// The most frames of one `rx_burst`.
 const BURST: usize = 64;
 /// The most frames that may overtake one, and the most that a link holds back at a time.
 const REORDER_LIMIT: usize = 64;

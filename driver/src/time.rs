@@ -2,8 +2,8 @@ use std::ops::{Add, Sub};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// A point in time: nanoseconds since an arbitrary start. The engine has no clock of its own;
-/// this comes in once per poll, from a [`Clock`] or from a simulation.
+/// A point in time: nanoseconds since an arbitrary start. The engine has no clock; each poll passes the time, of a [`Clock`] or
+/// of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
@@ -33,21 +33,21 @@ impl Sub<Duration> for Nanos {
     }
 }
 
-/// The machine's monotonic clock, as [`Nanos`], for a loop that reads it at every turn. All clocks of a process
-/// tell the same time, whenever they were started, so that loops can follow each other and take turns.
+/// The machine's monotonic clock, as [`Nanos`], for a loop that reads it at every turn. All clocks of a process show the same
+/// time, whenever they were started, so that several loops can use one context in turn.
 ///
-/// Where the kernel keeps time by the processor's counter (x86-64, clock source `tsc`), that is read
-/// itself, which takes less than half of the time, and set by the kernel's clock again and again.
+/// If the kernel's clock source is the processor's counter (x86-64, `tsc`), the clock reads the counter itself, which takes less
+/// than half of the time, and is synchronised with the kernel's clock repeatedly.
 #[derive(Debug)]
 pub struct Clock {
-    /// When time began.
+    /// The start of time.
     start: Instant,
-    /// How far it is ahead of other clocks.
+    /// Its lead over other clocks.
     ahead: Duration,
     counter: Option<Counter>,
 }
 
-/// When time began in this process, and whether the processor's counter tells it.
+/// The start of time in this process, and whether the processor's counter is used.
 static START: LazyLock<(Instant, bool)> = LazyLock::new(|| (Instant::now(), counts_time()));
 
 impl Clock {
@@ -57,7 +57,7 @@ impl Clock {
         Clock { start, ahead: Duration::ZERO, counter: counts.then(Counter::default) }
     }
 
-    /// The time now, but never earlier than `time`, which somebody else has told: the clock goes on from there.
+    /// The time now, but never earlier than `time`, from another clock: this clock continues from there.
     #[inline]
     pub fn catch_up_with(&mut self, time: Nanos) -> Nanos {
         let now = self.now();
@@ -70,7 +70,7 @@ impl Clock {
     #[cold]
     fn go_ahead(&mut self, to: Nanos, by: Duration) {
         self.ahead += by;
-        // What was counted belongs to the time before. The kernel's clock may be a little behind it.
+        // The count belongs to the time before. The kernel's clock may be slightly behind it.
         self.counter = self.counter.is_some().then(|| Counter { last: to, ..Counter::default() });
     }
 
@@ -86,25 +86,25 @@ impl Clock {
     }
 }
 
-/// Counts to [`Counter::time`] before it is set again: about a millisecond.
+/// Counts of [`Counter::time`] between two synchronisations: about a millisecond.
 const SET_AFTER: u64 = 1 << 21;
 
-/// Counts that reading the kernel's clock takes at most, unless the thread loses its core meanwhile.
+/// The most counts for reading the kernel's clock, unless the thread loses its core meanwhile.
 const AT_ONCE: u64 = 1 << 12;
 
-/// What time it is by a counter whose rate is found out.
+/// The time by a counter whose rate is measured.
 #[derive(Debug, Default)]
 struct Counter {
-    /// The count when it was set, and the time then.
+    /// The count and the time of the last synchronisation.
     set: Option<(u64, Nanos)>,
-    /// Nanoseconds a count, in units of 2⁻³²; 0 until it is known.
+    /// Nanoseconds per count, in units of 2⁻³²; 0 until it is known.
     rate: u64,
-    /// The last time that was told.
+    /// The last time returned.
     last: Nanos,
 }
 
 impl Counter {
-    /// The time by what `count` reads, or by `clock` if need be. Never earlier than the last one.
+    /// The time from `count`, or from `clock` if necessary. Never earlier than the last one.
     #[inline]
     fn time(&mut self, mut count: impl FnMut() -> u64, clock: impl FnOnce() -> Nanos) -> Nanos {
         let now = count();
@@ -115,7 +115,7 @@ impl Counter {
             }
             _ => {
                 let time = clock();
-                // With a pause in between, nobody knows when it was so late.
+                // With a pause in between, the time of the reading is unknown.
                 if count().wrapping_sub(now) < AT_ONCE {
                     self.set(now, time);
                 }
@@ -129,7 +129,7 @@ impl Counter {
     #[cold]
     fn set(&mut self, count: u64, time: Nanos) {
         match self.set {
-            // Too soon to tell the rate.
+            // Too early to determine the rate.
             Some((at, _)) if count.wrapping_sub(at) < SET_AFTER => {}
             Some((at, before)) => {
                 let counts = u128::from(count.wrapping_sub(at));
@@ -144,8 +144,7 @@ impl Counter {
 /// The rate of a counter of 250 MHz, slower than any.
 const SLOWEST: u128 = 4 << 32;
 
-/// Whether the kernel keeps time by the processor's counter: then it is the same on all cores, and
-/// goes on whatever the processor does.
+/// Whether the kernel's clock source is the processor's counter: then it is the same on all cores, and always runs.
 fn counts_time() -> bool {
     const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
     cfg!(target_arch = "x86_64") && std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc")
@@ -213,7 +212,7 @@ mod tests {
     #[test]
     fn a_counter_is_read_between_settings_and_never_goes_back() {
         let mut counter = Counter::default();
-        // 2 GHz; the clock is asked at the start, until the rate is known, and every 2^21 counts.
+        // 2 GHz; the clock is read at the start, until the rate is known, and every 2^21 counts.
         let time = |counter: &mut Counter, count: u64, told: Option<u64>| {
             counter.time(|| count, || Nanos(told.expect("no need to ask"))).0
         };
@@ -222,15 +221,15 @@ mod tests {
         let next = 1000 + SET_AFTER;
         assert_eq!(time(&mut counter, next, Some(500 + SET_AFTER / 2)), 500 + SET_AFTER / 2);
         assert_eq!(time(&mut counter, next + 2000, None), 1500 + SET_AFTER / 2);
-        // The kernel's clock says earlier than was told: it stands still until that has come.
+        // The kernel's clock is behind the last time returned: this clock stands still until it has caught up.
         let told = time(&mut counter, next + SET_AFTER - 1, None);
         assert_eq!(time(&mut counter, next + SET_AFTER, Some(told - 100)), told);
         assert_eq!(time(&mut counter, next + SET_AFTER + 100, None), told);
         assert!(time(&mut counter, next + SET_AFTER + 1000, None) > told);
-        // A count that goes back, and one far ahead, only ask the clock.
+        // After a count that goes back, or is far ahead, only the clock is read.
         assert_eq!(time(&mut counter, 5, Some(told + 5000)), told + 5000);
         assert_eq!(time(&mut counter, u64::MAX / 2, Some(u64::MAX / 4)), u64::MAX / 4);
-        // A pause while the clock is asked: it is asked again.
+        // A pause while the clock is read: it is read again.
         let mut counter = Counter::default();
         let mut counts = [0, 1 << 20].into_iter();
         assert_eq!(counter.time(|| counts.next().unwrap(), || Nanos(7)), Nanos(7));

@@ -1,9 +1,8 @@
-//! What a host is made of, as far as the way of bytes between memory, GPUs and the network depends on it: NUMA nodes and sockets, the
-//! PCI tree, network interfaces and RNICs. All of it is read from sysfs, of this machine or a copy of another one's
-//! ([`Topology::record`]).
+//! The topology of a host that matters for transfers between memory, GPUs and the network: NUMA nodes and sockets, the PCI tree,
+//! network interfaces and RNICs. It is read from sysfs, of this machine or a copy of another one's ([`Topology::record`]).
 //!
-//! Whatever is in the files, reading ends and does no harm: files and folders are read up to a bound, what can't be is left out and said
-//! in [`Topology::notes`], links that lead out of the tree are not followed, and no text has characters that move a terminal.
+//! The files need not be trusted: files and directories are read up to a limit, invalid entries are left out and listed in
+//! [`Topology::notes`], links out of the tree are not followed, and texts have no control characters.
 //!
 //! ```
 //! use ferroce_driver::topology::Topology;
@@ -37,24 +36,24 @@ pub use nics::{Nic, NicState};
 pub use nodes::{NumaNode, Package};
 pub use pci::{PciAddress, PciDevice, PciKind, PcieLink, PcieRate};
 
-/// What a host is made of.
+/// The topology of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Topology {
-    /// By their numbers. None where the kernel was built without.
+    /// NUMA nodes, by their numbers. Empty if the kernel was built without them.
     pub nodes: Vec<NumaNode>,
     /// Sockets, by their numbers.
     pub packages: Vec<Package>,
     /// All PCI functions, by their addresses.
     pub pci: Vec<PciDevice>,
-    /// Ports to the network: those at a PCI bus by their addresses, then the others.
+    /// Network ports: those on a PCI bus by their addresses, then the others.
     pub nics: Vec<Nic>,
-    /// What in the tree could not be, and was left out.
+    /// Invalid entries of the tree, which were left out.
     pub notes: Vec<String>,
 }
 
 impl Topology {
-    /// This machine's, with the IP addresses of the interfaces.
+    /// The topology of this machine, with the IP addresses of the interfaces.
     ///
     /// # Errors
     /// [`Error::Topology`] if there is no sysfs; [`Error::Os`] if the kernel does not list addresses.
@@ -71,16 +70,16 @@ impl Topology {
         Ok(topology)
     }
 
-    /// That of the sysfs tree in a folder.
+    /// The topology of the sysfs tree in a directory.
     ///
     /// # Errors
-    /// [`Error::Topology`] if the folder holds none.
+    /// [`Error::Topology`] if the directory holds none.
     pub fn read(sysfs: &Path) -> Result<Topology, Error> {
         Ok(Topology::from_tree(Tree::open(sysfs)?))
     }
 
-    /// Copies what [`read`](Topology::read) reads of a sysfs tree into a new or empty folder, which then is one: to look at it
-    /// elsewhere. It has names of interfaces, and no addresses.
+    /// Copies the parts of a sysfs tree that [`read`](Topology::read) reads into a new or empty directory, for use elsewhere. It
+    /// has names of interfaces, but no addresses.
     ///
     /// # Errors
     /// [`Error::Topology`].
@@ -119,7 +118,7 @@ impl Topology {
         self.pci.get(at)
     }
 
-    /// How far two PCI functions are from each other.
+    /// The distance of two PCI functions.
     pub fn distance(&self, a: PciAddress, b: PciAddress) -> Distance {
         match (self.device(a), self.device(b)) {
             (Some(a), Some(b)) => distance::between(self, a, b),
@@ -127,12 +126,12 @@ impl Topology {
         }
     }
 
-    /// The slowest link between a PCI function and its host bridge, by the function that has it.
+    /// The slowest link between a PCI function and its host bridge, by its function.
     pub fn slowest_link(&self, address: PciAddress) -> Option<(PciAddress, PcieRate)> {
         let device = self.device(address)?;
         let chain = device.bridges.iter().copied().chain([address]);
         let links = chain.filter_map(|at| Some((at, self.device(at)?.link?.current)));
-        // The last of equals is the device itself, mostly.
+        // The last of equal ones is usually the device itself.
         links.rev().min_by_key(|(_, rate)| rate.bits_per_second())
     }
 
@@ -141,7 +140,7 @@ impl Topology {
         self.nodes.iter().find(|node| node.number == number)
     }
 
-    /// The socket that a NUMA node is of; `None` if it has no CPU, or CPUs of several sockets.
+    /// The socket of a NUMA node; `None` if it has no CPU, or CPUs of several sockets.
     pub fn package_of(&self, node: u32) -> Option<u32> {
         let cpus = &self.node(node)?.cpus;
         let mut packages = self.packages.iter().filter(|package| package.cpus.meets(cpus));
@@ -149,7 +148,7 @@ impl Topology {
         packages.next().is_none().then_some(package.number)
     }
 
-    /// What access to memory of `to` costs from `from`, as the firmware says (SLIT): 10 is that of a node to itself.
+    /// The firmware's cost of access from `from` to memory of `to` (SLIT): 10 is that of a node to itself.
     pub fn node_distance(&self, from: u32, to: u32) -> Option<u32> {
         let distances = &self.node(from)?.distances;
         distances.iter().find(|(node, _)| *node == to).map(|(_, distance)| *distance)

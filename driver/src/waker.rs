@@ -1,4 +1,4 @@
-//! What the owner of a port waits for: the port's descriptors, and a bell that other threads ring.
+//! Waiting for a port's descriptors, and for a bell that other threads ring.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,13 +10,13 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
-/// An eventfd beside the descriptors of a port. [`wait`](Doorbell::wait) ends with any of them, and the doorbell's own
+/// An eventfd in addition to the descriptors of a port. [`wait`](Doorbell::wait) ends with any of them, and the doorbell's own
 /// descriptor is readable while one of them is.
 ///
-/// A ring is not forgotten: one that comes while nobody waits ends the next wait.
+/// A ring is not lost: without a current wait it ends the next one.
 ///
-/// A port's descriptors are watched only for those who wait. In the kernel each frame calls upon whoever watches its socket,
-/// which a port that is polled all the time would pay for without use: 8 % of a round trip over AF_XDP.
+/// A port's descriptors are watched only during waits. In the kernel each frame notifies the watchers of its socket, which would
+/// be a useless cost for a port that is polled all the time: 8 % of a round trip over AF_XDP.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     all: OwnedFd,
@@ -28,18 +28,18 @@ pub(crate) struct Doorbell {
 enum Watch {
     /// The port's descriptors are not watched.
     Off,
-    /// They are, and somebody waits.
+    /// They are watched, during a wait.
     Armed,
-    /// They are, and the port was polled so many times since the last wait.
+    /// They are watched, and the port was polled this many times since the last wait.
     Polled(u32),
 }
 
-/// A port that is polled so often between two waits is not watched in between: watching it anew costs less than being
-/// called upon by the frames.
+/// A port that is polled this often between two waits is not watched in between: watching it again costs less than notifications
+/// by the frames.
 const POLLS_WATCHED: u32 = 64;
 
 impl Doorbell {
-    /// One that nobody has rung, without a port.
+    /// A doorbell that was not rung, without a port.
     pub(crate) fn new() -> io::Result<Doorbell> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -51,7 +51,7 @@ impl Doorbell {
     pub(crate) fn arm<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<()> {
         if self.watch == Watch::Off {
             for fd in port {
-                // One may be watched since an attempt that failed.
+                // One may already be watched after an attempt that failed.
                 match add(&self.all, fd) {
                     Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
                     _ => {}
@@ -62,12 +62,12 @@ impl Doorbell {
         Ok(())
     }
 
-    /// The port has one more descriptor. It leaves again when it is closed.
+    /// Adds a descriptor of the port. It is removed when it is closed.
     pub(crate) fn widen(&self, port: BorrowedFd<'_>) -> io::Result<()> {
         if self.watch == Watch::Off { Ok(()) } else { add(&self.all, port) }
     }
 
-    /// The port is polled.
+    /// Records that the port is polled.
     #[inline]
     pub(crate) fn polled<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) {
         if let Watch::Polled(polls) = &mut self.watch {
@@ -75,14 +75,14 @@ impl Doorbell {
             if *polls == POLLS_WATCHED {
                 self.watch = Watch::Off;
                 for fd in port {
-                    // It fails only for one that is not watched.
+                    // It fails only for a descriptor that is not watched.
                     let _ = epoll::delete(&self.all, fd);
                 }
             }
         }
     }
 
-    /// Nobody waits any more. Forgets that somebody has rung.
+    /// Ends a wait, and clears the bell.
     pub(crate) fn disarm(&mut self) {
         self.clear();
         if self.watch == Watch::Armed {
@@ -90,17 +90,17 @@ impl Doorbell {
         }
     }
 
-    /// Rings it.
+    /// A waker that rings it.
     pub(crate) fn waker(&self) -> Waker {
         Waker::from(self.ringer.clone())
     }
 
-    /// Rings it, for who has it.
+    /// Rings it at once.
     pub(crate) fn ring(&self) {
         self.ringer.wake_by_ref();
     }
 
-    /// [`arm`](Doorbell::arm), [`wait`](Doorbell::wait), and nobody waits any more.
+    /// [`arm`](Doorbell::arm), [`wait`](Doorbell::wait), and the end of the wait.
     pub(crate) fn wait_with<'a>(
         &mut self,
         port: impl Iterator<Item = BorrowedFd<'a>>,
@@ -111,7 +111,7 @@ impl Doorbell {
         self.wait(timeout)
     }
 
-    /// Blocks until somebody rings, or what is watched is readable, or `timeout` has passed; a signal ends it too.
+    /// Blocks until it is rung, a watched descriptor is readable, or `timeout` has passed; a signal ends it too.
     pub(crate) fn wait(&self, timeout: Duration) -> io::Result<()> {
         let mut fds =
             [self.all.as_fd(), self.ringer.0.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -123,9 +123,9 @@ impl Doorbell {
         Ok(())
     }
 
-    /// Forgets that somebody has rung.
+    /// Clears the bell.
     pub(crate) fn clear(&self) {
-        // The count is of no interest; reading it takes it back to 0.
+        // The count is not needed; reading it resets it to 0.
         let _ = (&self.ringer.0).read(&mut [0; 8]);
     }
 }
@@ -145,17 +145,17 @@ impl Wake for Ringer {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // It fails only when the count is at its limit, and then the bell has been rung.
+        // It fails only if the count is at its limit, and then the bell is already rung.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
     }
 }
 
-/// Has `all` become readable when `one` does.
+/// Makes `all` readable when `one` is.
 pub(crate) fn add(all: &OwnedFd, one: BorrowedFd<'_>) -> io::Result<()> {
     Ok(epoll::add(all, one, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
 }
 
-/// Longer times than the kernel takes are its longest.
+/// Times too long for the kernel become its longest.
 pub(crate) fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: time.as_secs().min(i32::MAX as u64) as i64, tv_nsec: time.subsec_nanos().into() }
 }
@@ -186,7 +186,7 @@ mod tests {
         assert!(start.elapsed() >= SHORT);
 
         let start = Instant::now();
-        // Twice before the wait is one end of it.
+        // Two rings before a wait end it once.
         bell.waker().wake_by_ref();
         bell.waker().wake();
         assert!(is_readable(&bell));
@@ -209,7 +209,7 @@ mod tests {
         bell.wait(LONG).unwrap();
         assert!(start.elapsed() < LONG && is_readable(&bell));
 
-        // A wait that has to arm it first.
+        // A wait that must arm it first.
         bell.disarm();
         poll_often(&mut bell, &port);
         assert!(!is_readable(&bell));

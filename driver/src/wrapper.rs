@@ -14,15 +14,15 @@ macro_rules! forwarded {
         &self: $(fn $get:ident($($get_arg:ident: $get_type:ty),*) -> $got:ty;)*
         &mut self: $(fn $call:ident($($arg:ident: $type:ty),*) -> $returned:ty;)*
     ) => {
-        /// A driver that wraps another one. It overrides what it changes; every other call goes to the driver inside.
-        /// A wrapper is a [`PacketDriver`].
+        /// A driver that wraps another one. It overrides the methods that it changes; all other calls go to the inner driver. A
+        /// wrapper is a [`PacketDriver`].
         ///
-        /// A `Box` of a driver is a wrapper too. So its methods are ambiguous where both traits are in scope: write
-        /// `impl ferroce_driver::Wrapper for` without importing the name, and inside of it call the methods of
+        /// A `Box` of a driver is a wrapper too. So its methods are ambiguous if both traits are in scope: write
+        /// `impl ferroce_driver::Wrapper for` without importing the name, and in it call the methods of
         /// [`inner_mut`](Wrapper::inner_mut), or of `*self.port`.
         ///
-        /// To look at frames, or to drop some, it hands [`FilteredSink`](crate::FilteredSink) and
-        /// [`FilteredSource`](crate::FilteredSource) to the driver inside.
+        /// To examine or drop frames, it passes [`FilteredSink`](crate::FilteredSink) and
+        /// [`FilteredSource`](crate::FilteredSource) to the inner driver.
         ///
         /// ```
         /// use ferroce_driver::{Error, FrameSink, Nanos, PacketDriver, loopback};
@@ -52,13 +52,13 @@ macro_rules! forwarded {
         /// assert_eq!(counted.capabilities().driver, "loopback");
         /// ```
         pub trait Wrapper: Send {
-            /// The driver inside.
+            /// The inner driver.
             type Inner: PacketDriver + ?Sized;
 
-            /// The driver inside.
+            /// The inner driver.
             fn inner(&self) -> &Self::Inner;
 
-            /// The driver inside.
+            /// The inner driver.
             fn inner_mut(&mut self) -> &mut Self::Inner;
 
             $(
@@ -78,7 +78,7 @@ macro_rules! forwarded {
             )*
         }
 
-        // A method that the list lacks would have the trait's default, and never reach the driver inside.
+        // A method missing in the list would have the trait's default, and not reach the inner driver.
         #[deny(clippy::missing_trait_methods)]
         impl<W: Wrapper> PacketDriver for W {
             $(

@@ -1,8 +1,8 @@
-//! The public API: each verb goes to the backend, in one line; verbs that wait, and the handshake, are made of verbs.
+//! The public API: each verb calls the backend, in one line; blocking verbs and the handshake are built from other verbs.
 //!
 //! - `queue_pairs.rs`, `transitions.rs`, `queues.rs`, `memory.rs`, `datagrams.rs`, `connections.rs`, `waiting.rs`: the
 //!   verbs, as in the backends
-//! - `blocking.rs`: the verbs that wait
+//! - `blocking.rs`: the blocking verbs
 //! - `endpoints.rs`: the handshake
 
 mod blocking;
@@ -28,15 +28,14 @@ use crate::verbs::{Config, DeviceAttributes, Error, Event, EventSource, GidEntry
 /// One port with its protection domains, memory regions and windows, completion queues and queue
 /// pairs.
 ///
-/// One thread owns it and calls [`poll`](Context::poll) again and again. Packets are sent, received, acknowledged and
-/// retransmitted only there, so the passive side must poll too: the target of a READ or WRITE polls until its peers are
-/// done ([`manual::threads`](crate::manual::threads)). The front page of the [crate] has an example and a table of the verbs
-/// by task; [`manual::errors`](crate::manual::errors) says what to do about each error.
+/// One thread owns it and calls [`poll`](Context::poll) repeatedly. Packets are sent, received, acknowledged and retransmitted
+/// only there, so the passive side must poll too: the target of a READ or WRITE polls until its peers are done
+/// ([`manual::threads`](crate::manual::threads)). The front page of the [crate] has an example and a table of the verbs by task;
+/// [`manual::errors`](crate::manual::errors) says what to do about each error.
 ///
-/// Dropping a context sends the ACKs that it owes, and disconnects every connection of the connection manager (a DREQ is
-/// sent once, and its answer is not awaited). Work that is posted and not yet sent is discarded without a completion. The
-/// peers of queue pairs that were connected by [`handshake`](Context::handshake) are not told: their work requests end with
-/// `RetryExcErr`.
+/// Dropping a context sends its pending ACKs, and disconnects every connection of the connection manager (a DREQ is sent once,
+/// without waiting for the DREP). Posted work that is not yet sent is discarded without a completion. The peers of queue pairs
+/// connected by [`handshake`](Context::handshake) are not notified: their work requests complete with `RetryExcErr`.
 pub struct Context {
     backend: Backend,
 }
@@ -55,22 +54,21 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a setting out of range. [`Error::Unsupported`] for RoCE v1 over a driver
-    /// that starts above Ethernet, and for what an RNIC can't do (congestion control of ours, `drop_access_errors`): leave the
-    /// setting at its default there. [`Error::Driver`] when this process may have no more file descriptors (`ulimit -n`): a
-    /// context takes three beside the driver's.
+    /// [`Error::Invalid`] for a setting out of range. [`Error::Unsupported`] for RoCE v1 on a driver without Ethernet headers,
+    /// and for settings that an RNIC does not support (ferroce's congestion control, `drop_access_errors`): leave these at their
+    /// defaults. [`Error::Driver`] when this process may open no more file descriptors (`ulimit -n`): a context uses three,
+    /// besides the driver's.
     pub fn open(device: impl Into<Device>, config: &Config) -> Result<Context, Error> {
         Ok(Context { backend: Backend::open(device.into(), config)? })
     }
 
-    /// The port: addresses, GID table, MTU. The index of a GID that fits a peer is
-    /// [`Port::gid_index_for`].
+    /// The port: addresses, GID table, MTU. [`Port::gid_index_for`] returns the index of the GID for a peer.
     pub fn port(&self) -> &Port {
         dispatch!(&self.backend, port())
     }
 
-    /// Adds a row to the GID table and returns its index: an address of a VLAN on this port, or one
-    /// that the driver does not know of.
+    /// Adds a row to the GID table and returns its index: an address of a VLAN on this port, or one that the driver does not
+    /// know.
     ///
     /// ```
     /// # use std::net::IpAddr;
@@ -83,26 +81,27 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a VLAN that does not exist, for RoCE v1 while that is off, and for a
-    /// row that is there; [`Error::Unsupported`] on a socket, which has one address.
+    /// [`Error::Invalid`] for an invalid VLAN, for RoCE v1 if it is off, and for an existing row; [`Error::Unsupported`] on a
+    /// socket, which has one address.
     pub fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
         dispatch!(&mut self.backend, add_gid(entry))
     }
 
     /// Adds a P_Key to the port's table and returns its index, which queue pairs
     /// ([`QpUpdate::pkey_index`](crate::QpUpdate::pkey_index)) and connections
-    /// ([`ConnectionParameters`](crate::ConnectionParameters)) name. Two limited members of a partition do not hear each other; a full member hears all.
+    /// ([`ConnectionParameters`](crate::ConnectionParameters)) name. Two limited members of a partition can't communicate with
+    /// each other; a full member can communicate with all.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for partition 0, and for a key that is there; [`Error::Exhausted`] when the table is full:
+    /// [`Error::Invalid`] for partition 0, and for an existing key; [`Error::Exhausted`] when the table is full:
     /// [remove](Context::remove_pkey) one.
     pub fn add_pkey(&mut self, pkey: PKey) -> Result<usize, Error> {
         dispatch!(&mut self.backend, add_pkey(pkey))
     }
 
-    /// Removes the P_Key at an index of the port's table; the default one too, if nobody uses it. Queue pairs
-    /// get the key at index 0 with INIT: no more of them leave RESET until index 0 has a key again, which is
-    /// the next one that [`add_pkey`](Context::add_pkey) adds.
+    /// Removes the P_Key at an index of the port's table, which may be the default one if it is unused. Queue pairs get the key
+    /// at index 0 with INIT: they can't leave RESET until index 0 has a key again, which is the next one that
+    /// [`add_pkey`](Context::add_pkey) adds.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an index without a key, [`Error::Busy`] while queue pairs that are not in
@@ -116,29 +115,28 @@ impl Context {
         dispatch!(&self.backend, query_device())
     }
 
-    /// What the driver says of itself.
+    /// The driver's description of itself.
     pub fn capabilities(&self) -> &Capabilities {
         dispatch!(&self.backend, capabilities())
     }
 
-    /// Frames and bytes that the driver has moved.
+    /// Frames and bytes that the driver has sent and received.
     pub fn driver_stats(&self) -> Stats {
         dispatch!(&self.backend, driver_stats())
     }
 
-    /// What has been counted since the context was opened. [`manual::operating`](crate::manual::operating) has an example, and
-    /// says what it means when a counter grows.
+    /// The counters since the context was opened. [`manual::operating`](crate::manual::operating) has an example and the meaning
+    /// of the counters.
     pub fn counters(&self) -> &Counters {
         dispatch!(&self.backend, counters())
     }
 
-    /// Everything that can be told in numbers: [`counters`](Context::counters),
-    /// [`driver_stats`](Context::driver_stats), what is in use, and how much there can be.
+    /// All metrics: [`counters`](Context::counters), [`driver_stats`](Context::driver_stats), objects in use, and limits.
     pub fn metrics(&self) -> Metrics {
         dispatch!(&self.backend, metrics())
     }
 
-    /// Counts something of the program's own, which [`metrics`](Context::metrics) show with the rest.
+    /// Increments a counter of the program's own, which [`metrics`](Context::metrics) includes.
     pub fn count(&mut self, counter: &ProgramCounter, label: &'static str) {
         match &mut self.backend {
             Backend::Software(software) => software.program_counters.count(counter, label),
@@ -146,18 +144,17 @@ impl Context {
         }
     }
 
-    /// Shows [`metrics`](Context::metrics) to other processes of this user from now on, as
-    /// `ferroce stat` does ([`Exported`](crate::Exported)). They are answered by
-    /// [`poll`](Context::poll), which looks every few milliseconds whether somebody asks.
+    /// Exports [`metrics`](Context::metrics) to other processes of this user from now on, such as `ferroce stat`
+    /// ([`Exported`](crate::Exported)). [`poll`](Context::poll) serves them: it checks for readers every few milliseconds.
     ///
     /// # Errors
-    /// [`Error::Export`] if there is no place for the socket: it names the directory. All else goes on without.
+    /// [`Error::Export`] if the socket can't be created: it names the directory. Everything else works without it.
     pub fn export(&mut self) -> Result<(), Error> {
         dispatch!(&mut self.backend, export())
     }
 
-    /// Takes an asynchronous event of any object, for a program that does not share the context. The events of one object
-    /// come in their order; the events of different objects may not.
+    /// Takes an asynchronous event of any object, for a program that does not share the context. Events of one object are in
+    /// order; events of different objects may not be.
     ///
     /// With a [`Runner`](crate::Runner), use `handle.call(|context| context.next_event())`: handles do not deliver events.
     /// [`manual::errors`](crate::manual::errors) says what to do about each.
@@ -165,9 +162,9 @@ impl Context {
         dispatch!(&mut self.backend, next_event())
     }
 
-    /// Takes the oldest asynchronous event of one queue pair, completion queue, shared receive queue or address handle, or of the port.
-    /// Libraries that share a context take those of their own objects so, and neither sees the other's. While there is
-    /// none it costs a look.
+    /// Takes the oldest asynchronous event of one queue pair, completion queue, shared receive queue or address handle, or of the
+    /// port. Libraries that share a context use it to take only the events of their own objects. Without an event it costs one
+    /// check.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -175,19 +172,19 @@ impl Context {
         dispatch!(&mut self.backend, next_event_of(source.into()))
     }
 
-    /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier
-    /// connection do not fit (docs/protocol.md §9).
+    /// An initial PSN: one that an attacker can't guess, and that does not match packets of an earlier connection
+    /// (docs/protocol.md §9).
     pub fn random_psn(&mut self) -> Psn {
         dispatch!(&mut self.backend, random_psn())
     }
 
-    /// One turn of the engine at the time `now`: takes a burst of frames, fires the timers that
-    /// are due, sends what is owed and what is posted. Returns how many frames came and went.
+    /// One turn of the engine at the time `now`: receives a burst of frames, runs expired timers, sends acknowledgements,
+    /// responses and posted work. Returns the number of frames received and sent.
     ///
-    /// A context's time never goes back: told an earlier one than before, it stands still until that has come. A
-    /// [`Clock`](crate::Clock) goes on where others stopped; an application with a time of its own tells that, or lets
+    /// A context's time never goes back: with an earlier time than before, it stands still until that time is reached. All
+    /// [`Clock`](crate::Clock)s of a process share one time base; an application with a time of its own passes that, or lets
     /// clocks [catch up](crate::Clock::catch_up_with) with [`now`](Context::now). A [`Poller`](crate::Poller) does both, and
-    /// rests when there is nothing to do.
+    /// idles when there is nothing to do.
     ///
     /// ```
     /// # use ferroce::*;
@@ -199,13 +196,13 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Driver`] when the port is gone: open it anew. [`Error::Invalid`] for a time from 2⁶³ ns on, [`Nanos::NEVER`] too:
-    /// the context would stand still for ever. Nothing has happened then.
+    /// [`Error::Driver`] when the port is gone: open it again. [`Error::Invalid`] for times from 2⁶³ ns on, including
+    /// [`Nanos::NEVER`], which would stop the context for ever; nothing has happened then.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         dispatch!(&mut self.backend, poll(now))
     }
 
-    /// The latest time that the context was told; zero before the first poll.
+    /// The time of the latest poll; zero before the first one.
     pub fn now(&self) -> Nanos {
         dispatch!(&self.backend, now())
     }

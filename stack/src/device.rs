@@ -1,4 +1,4 @@
-//! A device by name, as in `--device`, and opening its driver.
+//! Device names, as in `--device`, and opening their drivers.
 
 mod dpdk;
 
@@ -18,21 +18,21 @@ use crate::verbs::Error;
 use crate::verbs::number::decimal;
 pub use dpdk::DpdkSpec;
 
-/// What `--device` names: an interface, or a driver with its argument. [`Device::open`] opens one by its name.
+/// A device name, as in `--device`: an interface, or a driver with its argument. [`Device::open`] opens a device by its name.
 ///
 /// | text | meaning |
 /// |---|---|
-/// | `eth0` | the interface, by the best driver for it |
+/// | `eth0` | the interface, with the best driver for it |
 /// | `af_xdp:eth0` | AF_XDP on all queues of the interface |
-/// | `af_xdp:eth0:2` | the same, on queue 2 alone |
+/// | `af_xdp:eth0:2` | the same, only on queue 2 |
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
-/// | `udp:192.0.2.1,shm=off` | the same, which reaches processes of this host by the kernel's UDP too |
-/// | `udp:192.0.2.1,shm=noicrc` | the same, which leaves the ICRC out in shared memory where the other end does too |
-/// | `shm:NAME` | memory that the processes of this user share who name it so, at the address 127.0.0.1 |
+/// | `udp:192.0.2.1,shm=off` | the same, without shared memory to processes of this host |
+/// | `udp:192.0.2.1,shm=noicrc` | the same, without ICRC in shared memory if the other end sets it too |
+/// | `shm:NAME` | shared memory between the processes of this user that open the same name, at the address 127.0.0.1 |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
-/// | `ibverbs:mlx5_0` | the first port of an RNIC that speaks RoCE, by libibverbs |
-/// | `ibverbs:mlx5_0:1:3` | its port 1, with row 3 of the GID table alone |
+/// | `ibverbs:mlx5_0` | the first RoCE port of an RNIC, with libibverbs |
+/// | `ibverbs:mlx5_0:1:3` | its port 1, with only row 3 of the GID table |
 /// | `loopback` | a port inside this process |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -41,7 +41,7 @@ pub enum DeviceSpec {
     Interface {
         /// Its name.
         interface: String,
-        /// Whether processes of this host are reached by shared memory.
+        /// Whether shared memory is used to processes of this host.
         shared_memory: SharedMemory,
     },
     /// AF_XDP on an interface.
@@ -50,37 +50,37 @@ pub enum DeviceSpec {
         interface: String,
         /// The queue; all of them if `None`.
         queue: Option<u32>,
-        /// Whether processes of this host are reached by shared memory, where the port is on all queues.
+        /// Whether shared memory is used to processes of this host, if the port is on all queues.
         shared_memory: SharedMemory,
     },
     /// A UDP socket on an address of the host.
     Udp {
         /// The address.
         address: IpAddr,
-        /// Whether processes of this host are reached by shared memory.
+        /// Whether shared memory is used to processes of this host.
         shared_memory: SharedMemory,
     },
     /// A UDP socket on the first address of an interface.
     UdpInterface {
         /// The interface's name.
         interface: String,
-        /// Whether processes of this host are reached by shared memory.
+        /// Whether shared memory is used to processes of this host.
         shared_memory: SharedMemory,
     },
     /// A switch in shared memory, by its name.
     Shm {
-        /// The same for all processes that are to meet.
+        /// The name, the same in all processes that communicate.
         name: String,
-        /// Whether frames have an ICRC; they have none where neither end wants one.
+        /// Whether frames have an ICRC; they have none if both ends turn it off.
         icrc: bool,
     },
     /// A port of DPDK.
     Dpdk(DpdkSpec),
-    /// A port of an RNIC, by libibverbs.
+    /// A port of an RNIC, with libibverbs.
     Ibverbs {
         /// The device, such as `mlx5_0` or `rxe0`.
         name: String,
-        /// The number of the port, from 1; the first one that speaks RoCE if `None`.
+        /// The number of the port, from 1; the first RoCE port if `None`.
         port: Option<u8>,
         /// The only row of the GID table that is used; all of them if `None`.
         gid: Option<u8>,
@@ -90,8 +90,7 @@ pub enum DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// The same, where it names a UDP socket without shared memory: whoever looks at the way through the kernel wants its
-    /// packets there.
+    /// The same device without shared memory, so that packets take the path through the kernel.
     #[must_use]
     pub fn without_shared_memory(mut self) -> DeviceSpec {
         if let DeviceSpec::Interface { shared_memory, .. }
@@ -106,12 +105,10 @@ impl DeviceSpec {
 
     /// Opens the device.
     ///
-    /// Of an interface it takes the driver with the shortest way to it that can be had: AF_XDP, or a UDP socket
-    /// where that lacks privileges or is not in this build. On a veth or another interface where AF_XDP works in copy
-    /// mode a UDP socket (`udp:eth0`) moves more bytes a second, and AF_XDP has the lower latency. It says which at `info`, and why.
-    /// `Loopback` opens a port with the address 127.0.0.1 on a switch of its own, on which
-    /// only queue pairs of the same context meet; contexts that are to reach each other take ports
-    /// of one [`Switch`] instead.
+    /// For an interface it uses AF_XDP, or a UDP socket if AF_XDP lacks privileges or is not in this build. On a veth or another
+    /// interface where AF_XDP works in copy mode a UDP socket (`udp:eth0`) has the higher throughput, and AF_XDP the lower
+    /// latency. The choice and its reason are logged at `info`. `Loopback` opens a port with the address 127.0.0.1 on a switch of
+    /// its own, which connects only queue pairs of the same context; to connect contexts, use ports of one [`Switch`] instead.
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Unsupported`] for a driver that this build lacks.
@@ -175,7 +172,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what is no name of a device; those of [`DeviceSpec::open`].
+    /// [`Error::Invalid`] for an invalid device name; those of [`DeviceSpec::open`].
     pub fn open(name: &str) -> Result<Device, Error> {
         name.parse::<DeviceSpec>()?.open()
     }
@@ -189,7 +186,7 @@ impl FromStr for DeviceSpec {
     fn from_str(text: &str) -> Result<DeviceSpec, Error> {
         let refused = |expected: &str| Err(Error::invalid("device", format!("'{text}'"), expected));
         let (device, options) = match text.split_once(',') {
-            // It has commas of its own.
+            // Its argument contains commas.
             _ if text.starts_with("dpdk") => (text, None),
             Some((device, options)) => (device, Some(options)),
             None => (text, None),
@@ -311,7 +308,7 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Ibverbs { name, port, gid } => {
                 write!(f, "ibverbs:{name}")?;
-                // A row alone is of the first port.
+                // A row without a port is of the first port.
                 match (port, gid) {
                     (None, None) => Ok(()),
                     (port, None) => write!(f, ":{}", port.unwrap_or(1)),
@@ -323,7 +320,7 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// Options, behind a comma.
+/// Options, after a comma.
 const SHM_OFF: &str = "shm=off";
 const SHM_WITHOUT_ICRC: &str = "shm=noicrc";
 
@@ -336,16 +333,16 @@ fn option(shared_memory: SharedMemory) -> String {
     }
 }
 
-/// What a device can be.
+/// The valid devices.
 const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, shm:NAME, dpdk:PORT, ibverbs:DEVICE and loopback";
 
-/// What the kernel takes for an interface's name (`dev_valid_name`).
+/// A valid interface name for the kernel (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
     let forbidden = |c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace();
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
 }
 
-/// What a name of an RNIC can be: a part of a path in sysfs.
+/// A valid RNIC name: a part of a path in sysfs.
 fn is_device_name(name: &str) -> bool {
     let forbidden = |c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace();
     (1..=63).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
@@ -355,7 +352,7 @@ fn open_udp(config: &UdpConfig) -> Result<Box<dyn PacketDriver>, Error> {
     Ok(Box::new(Udp::open(config)?))
 }
 
-/// Who has what AF_XDP wants.
+/// The holder of a resource that AF_XDP needs.
 fn first_comer(reason: &Error) -> String {
     match reason {
         Error::Driver(ferroce_driver::Error::PortInUse { holder: Some(holder), .. }) => {
@@ -365,14 +362,13 @@ fn first_comer(reason: &Error) -> String {
     }
 }
 
-/// Whether another process has what AF_XDP wants.
+/// Whether another process holds a resource that AF_XDP needs.
 fn is_taken(reason: &Error) -> bool {
     use ferroce_driver::Error as E;
     matches!(reason, Error::Driver(E::PortInUse { .. } | E::QueueBusy { .. }))
 }
 
-/// Whether AF_XDP can't be had here at all. Where it could and something is in the way, that is told,
-/// and no slower driver taken.
+/// Whether AF_XDP is unavailable here. If it is available but fails, the error is returned, and no slower driver is used.
 fn is_unavailable(reason: &Error) -> bool {
     use ferroce_driver::Error as E;
     match reason {

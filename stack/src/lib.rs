@@ -1,9 +1,8 @@
-//! RDMA over Converged Ethernet v2 (RoCEv2) in user space: an API like the verbs of libibverbs, and the protocol beneath it in
-//! software.
+//! RDMA over Converged Ethernet v2 (RoCEv2) in user space: an API like libibverbs, and the protocol in software.
 //!
-//! A program needs no RDMA card and no kernel module. Packets leave through AF_XDP, a UDP socket or a port of DPDK, or stay
-//! inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or whatever else speaks RoCEv2 as the standard has it.
-//! Where there is an RDMA card, the same program runs on it by another device name.
+//! A program needs neither an RDMA card nor a kernel module. Packets are sent through AF_XDP, a UDP socket or a DPDK port, or
+//! stay inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or any other implementation of RoCEv2. With an
+//! RDMA card, the same program runs on the card: only the device name differs.
 //!
 //! ```toml
 //! [dependencies]
@@ -12,10 +11,10 @@
 //!
 //! | feature | what it adds | what it needs |
 //! |---|---|---|
-//! | none (the default) | UDP sockets, ports inside the process, DPDK and RNICs where their libraries are found at run time | – |
-//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, in a checkout libxdp-dev alone; root or capabilities at run time |
-//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is in [`driver::gpu`], whose modules `opencl` and `cuda` its page shows with the features | at run time libOpenCL.so.1 and a driver; NVIDIA's driver |
-//! | `serde` | `Serialize` and `Deserialize` for what two ends tell each other: [`Endpoint`], [`RemoteMemory`] | – |
+//! | none (the default) | UDP sockets and ports inside the process; DPDK and RNICs if their libraries are found at run time | – |
+//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | at build time clang, libclang, m4 and the headers of libelf and zlib, or in a checkout only libxdp-dev; at run time root or capabilities |
+//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]; its modules `opencl` and `cuda` are documented if the features are enabled | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
+//! | `serde` | `Serialize` and `Deserialize` for [`Endpoint`] and [`RemoteMemory`], which the two ends exchange | – |
 //!
 //! # A first program
 //!
@@ -43,39 +42,39 @@
 //! }
 //! ```
 //!
-//! [`manual::first_program`] has it with two ends, and `examples/write.rs` between two hosts.
+//! [`manual::first_program`] is the same program with two ends; `examples/write.rs` runs between two hosts.
 //!
 //! # Where to find what
 //!
 //! | to | |
 //! |---|---|
 //! | open a port | [`Device::open`], [`DeviceSpec`]; [`Context::open`], [`Config`]; [`driver::loopback`] for tests |
-//! | have memory | [`Memory`]; [`Context::register`], [`Access`]; [`read`](Context::read), [`write`](Context::write), [`bytes`](Context::bytes) |
+//! | allocate and register memory | [`Memory`]; [`Context::register`], [`Access`]; [`read`](Context::read), [`write`](Context::write), [`bytes`](Context::bytes) |
 //! | create queues | [`create_cq`](Context::create_cq), [`create_qp`](Context::create_qp) with [`QpConfig`], [`create_srq`](Context::create_srq) |
 //! | connect | [`endpoint_for`](Context::endpoint_for) and [`handshake`](Context::handshake); [`connect`](Context::connect) and [`listen`](Context::listen); [`resolve`](Context::resolve) and [`create_ah`](Context::create_ah) for datagrams |
 //! | send, write, read | [`post_send`](Context::post_send) with [`SendOp`], [`post_recv`](Context::post_recv) |
-//! | learn how it ended | [`wait_cq`](Context::wait_cq), [`poll_cq`](Context::poll_cq); [`WorkCompletion`], [`WcStatus`]; [`next_event`](Context::next_event) |
-//! | let time pass | [`Context::poll`], [`Poller`], [`Runner`]; by file descriptor [`prepare_wait`](Context::prepare_wait), [`CompChannel`] |
-//! | see what happens | [`counters`](Context::counters), [`metrics`](Context::metrics), [`export`](Context::export) |
+//! | get completions and events | [`wait_cq`](Context::wait_cq), [`poll_cq`](Context::poll_cq); [`WorkCompletion`], [`WcStatus`]; [`next_event`](Context::next_event) |
+//! | make progress, wait | [`Context::poll`], [`Poller`], [`Runner`]; by file descriptor [`prepare_wait`](Context::prepare_wait), [`CompChannel`] |
+//! | monitor | [`counters`](Context::counters), [`metrics`](Context::metrics), [`export`](Context::export) |
 //!
 //! # The manual
 //!
 //! - [First program](manual::first_program): the steps, with two ends
-//! - [Memory and ordering](manual::memory): who may touch what and when, and what is seen in which order
+//! - [Memory and ordering](manual::memory): who may access a buffer and when, and the order in which writes become visible
 //! - [Connecting](manual::connecting): by handshake, by the connection manager, datagrams; GIDs
-//! - [Threads and waiting](manual::threads): who polls, how to sleep, tokio
+//! - [Threads and waiting](manual::threads): which thread polls, how to sleep, tokio
 //! - [Errors](manual::errors): every completion status and error, with cause and remedy
-//! - [Performance](manual::performance): what makes it fast, and what to tune
+//! - [Performance](manual::performance): what to tune
 //! - [Operating](manual::operating): counters, `ferroce stat`, `ferroce doctor`, the log, captures
 //!
 //! # Conventions
 //!
 //! A [`Context`] is one port with its objects. One thread owns it, and packets are sent and received only while it is polled.
-//! Objects are named by small `Copy` handles ([`Pd`], [`Mr`], [`Cq`], [`Qp`], …), so there are no locks and no lifetimes. The
+//! Objects are named by small `Copy` handles ([`Pd`], [`Mr`], [`Cq`], [`Qp`], …), so there are no locks and no lifetimes. A
 //! handle of a destroyed object is refused.
 //!
-//! Settings are made by a constructor, which takes what has no default, and a setter for each other field. The setter of
-//! an `Option` takes a value, an `Option` or `None`. A value out of its range is refused where it is used.
+//! A configuration has a constructor that takes the fields without a default, and a setter for each other field. The setter of an
+//! `Option` takes a value, an `Option` or `None`. A value out of range is refused when it is used.
 //!
 //! ```
 //! # use ferroce::*;
@@ -86,17 +85,16 @@
 //! # }
 //! ```
 //!
-//! A verb that is refused changes nothing, and its [`Error`] names the value and what would be right.
+//! A verb that fails changes nothing, and its [`Error`] names the wrong value and the valid ones.
 //!
-//! RDMA has no encryption and no authentication on the wire: it belongs on a network whose hosts are trusted.
+//! RDMA has no encryption and no authentication on the wire: use it only on a network of trusted hosts.
 //!
 //! # Logging
 //!
 //! ferroce logs through [`tracing`](https://docs.rs/tracing), under the targets `ferroce`, `ferroce_driver` and
-//! `ferroce_collectives`, and prints nothing itself: a program that installs no subscriber sees no log. With
-//! `tracing_subscriber::fmt::init()` and its `env-filter` feature, RUST_LOG chooses what is logged, as in
-//! `RUST_LOG=warn,ferroce_driver=debug`. The `ferroce` command reads RUST_LOG too, at `info` by default, and no other
-//! variable for logging.
+//! `ferroce_collectives`, and prints nothing itself: without a subscriber there is no log. With `tracing_subscriber::fmt::init()`
+//! and its `env-filter` feature, RUST_LOG chooses what is logged, as in `RUST_LOG=warn,ferroce_driver=debug`. The `ferroce`
+//! command reads RUST_LOG too (default `info`), and no other variable for logging.
 #![forbid(unsafe_code)]
 
 mod backend;

@@ -1,6 +1,6 @@
-//! What drives a context: loops, threads, and how they wait.
+//! Driving a context: loops, threads, and how they wait.
 //!
-//! - `idle.rs`: what a loop does when it has nothing to do
+//! - `idle.rs`: what an idle loop does
 //! - `poller.rs`: the loop in the application's thread
 //! - `runner.rs`, `runner/`: a context on a thread of its own, and the rings to it
 //! - `affinity.rs`: the core of that thread

@@ -1,9 +1,9 @@
-//! What is counted, and how it is shown.
+//! Counters and metrics, and how they are exported.
 //!
-//! - `counters.rs`: what is counted
+//! - `counters.rs`: the counters
 //! - `metrics.rs`: a context's state as Prometheus text
 //! - `port.rs`: a context's port and the peers of its queue pairs
-//! - `exporter.rs`, `exporter/`: the socket where other processes read the text
+//! - `exporter.rs`, `exporter/`: the socket from which other processes read the text
 
 pub(crate) mod counters;
 pub(crate) mod exporter;

@@ -1,14 +1,13 @@
-//! What an application names: handles, work requests, completions, queue pairs and their transitions, addresses,
-//! limits, errors. It does not depend on the engine, and all backends use it.
+//! The types of the API: handles, work requests, completions, queue pairs and their transitions, addresses, limits, errors. They
+//! do not depend on the engine, and all backends use them.
 //!
 //! - `handle.rs`, `work_request.rs`, `completion.rs`, `event.rs`: handles, work requests, completions, events
 //! - `qp.rs`, `transition.rs`, `srq.rs`: queue pairs and their states, transitions, shared receive queues
-//! - `attributes.rs`: the attributes of the device, of a queue pair and of a shared receive queue, when they are
-//!   queried
-//! - `feature.rs`: what a backend may lack
+//! - `attributes.rs`: the queried attributes of the device, of a queue pair and of a shared receive queue
+//! - `feature.rs`: optional features of a backend
 //! - `address.rs`: the port, its GID table, address vectors
 //! - `pkey.rs`: the port's P_Key table
-//! - `endpoint.rs`: what the ends of a queue pair tell each other
+//! - `endpoint.rs`: the data that the two ends of a connection exchange
 //! - `memory.rs`, `access.rs`: remote memory, access rights
 //! - `congestion.rs`: parameters and presets of congestion control
 //! - `config.rs`, `limits.rs`: settings, limits
@@ -16,7 +15,7 @@
 //! - `number.rs`: numbers in text
 //! - `error.rs`: errors
 //! - `unreachable.rs`: why a peer can't be reached
-//! - `mismatch.rs`: what a packet shows of a peer with a different configuration
+//! - `mismatch.rs`: configuration mismatches that a packet reveals
 
 mod access;
 mod address;

@@ -5,11 +5,11 @@ use std::fmt;
 use super::{MAX_SIZE, UniqueId, unique_id};
 use crate::Error;
 
-/// Who started the ranks and told them of each other.
+/// The launcher of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// Whoever sets ferroce's own variables: `FERROCE_UNIQUE_ID`, `FERROCE_RANK`, `FERROCE_SIZE`.
+    /// Any program that sets ferroce's own variables: `FERROCE_UNIQUE_ID`, `FERROCE_RANK`, `FERROCE_SIZE`.
     Ferroce,
     /// torchrun.
     Torchrun,
@@ -24,7 +24,7 @@ pub enum Launcher {
 }
 
 impl Launcher {
-    /// In the order in which they are looked for.
+    /// In the order of detection.
     pub const ALL: [Launcher; 6] = [
         Launcher::Ferroce,
         Launcher::Torchrun,
@@ -34,7 +34,7 @@ impl Launcher {
         Launcher::Kubernetes,
     ];
 
-    /// The variables of a process's rank and of their number. The first one shows who it is.
+    /// The variables of a process's rank and of the number of ranks. The first one identifies the launcher.
     const fn variables(self) -> [&'static str; 2] {
         match self {
             Launcher::Ferroce => ["FERROCE_RANK", "FERROCE_SIZE"],
@@ -60,7 +60,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// What the variables say.
+/// The content of the variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) launcher: Launcher,
@@ -69,11 +69,11 @@ pub(super) struct Told {
     pub(super) meeting: Meeting,
 }
 
-/// Where the ranks meet.
+/// The address at which the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
     Id(UniqueId),
-    /// An address or a name, and the variable that has it.
+    /// An address or a name, and its variable.
     Host {
         host: String,
         variable: &'static str,
@@ -85,7 +85,7 @@ pub(super) enum Meeting {
 /// Variables by name.
 pub(super) struct Environment<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
-/// What only the ranks of one job have in common.
+/// The identifier of a job.
 struct Job(String);
 
 const ADDRESS: [&str; 2] = ["FERROCE_MASTER_ADDR", "MASTER_ADDR"];
@@ -95,7 +95,7 @@ const ID: &str = "FERROCE_UNIQUE_ID";
 const KUBERNETES_PORT: u16 = 29500;
 
 impl Environment<'_> {
-    /// Reads what a launcher tells.
+    /// Reads a launcher's variables.
     pub(super) fn read(&self) -> Result<Told, Error> {
         let id = self.get(ID).map(|text| self.unique_id(&text)).transpose()?;
         let launcher = Launcher::ALL
@@ -103,7 +103,7 @@ impl Environment<'_> {
             .find(|launcher| self.has(launcher.variables()[0]))
             .ok_or_else(|| self.nobody(id.is_some()))?;
         let [rank_variable, mut size_variable] = launcher.variables();
-        // A step's may be fewer than the job's.
+        // A step may have fewer tasks than the job.
         if launcher == Launcher::Slurm && self.has("SLURM_STEP_NUM_TASKS") {
             size_variable = "SLURM_STEP_NUM_TASKS";
         }
@@ -133,7 +133,7 @@ impl Environment<'_> {
         Ok(Meeting::Host { host, variable, port, nonce })
     }
 
-    /// Where rank 0 is, and the variable that says so.
+    /// The host of rank 0, and its variable.
     fn host(&self, launcher: Launcher, size: u32) -> Result<(&'static str, String), Error> {
         if let Some((name, host)) = ADDRESS.into_iter().find_map(|name| Some((name, self.get(name)?))) {
             return Ok((name, host));
@@ -142,7 +142,7 @@ impl Environment<'_> {
         match launcher {
             Launcher::OpenMpi => self.host_of_open_mpi(size),
             Launcher::Slurm => self.first_node(),
-            // Ranks of mpirun inside a job of Slurm, or of `srun --mpi=pmi2`.
+            // Ranks of mpirun inside a Slurm job, or of `srun --mpi=pmi2`.
             Launcher::Pmi if at_slurm => self.first_node(),
             Launcher::Kubernetes => Err(missing(
                 ADDRESS[0],
@@ -154,7 +154,7 @@ impl Environment<'_> {
         }
     }
 
-    /// This host if all ranks are on it, else that of mpirun, which usually has rank 0.
+    /// This host if all ranks are on it, otherwise that of mpirun, which usually has rank 0.
     fn host_of_open_mpi(&self, size: u32) -> Result<(&'static str, String), Error> {
         const LOCAL: &str = "OMPI_COMM_WORLD_LOCAL_SIZE";
         const URI: &str = "OMPI_MCA_orte_hnp_uri";
@@ -164,7 +164,7 @@ impl Environment<'_> {
         let expected = "the address of the host of rank 0; not all ranks are on one host, and mpirun tells nothing of its own \
                         (mpirun -x MASTER_ADDR=ADDRESS)";
         let uri = self.get(URI).ok_or_else(|| missing(ADDRESS[1], expected))?;
-        // As 1205469184.0;tcp://192.0.2.2,198.51.100.2:44973;tcp6://[fd00::2]:52591
+        // Such as 1205469184.0;tcp://192.0.2.2,198.51.100.2:44973;tcp6://[fd00::2]:52591
         let first = uri.split(';').find_map(|part| part.strip_prefix("tcp://")?.split([',', ':']).next());
         match first.filter(|address| !address.is_empty()) {
             Some(address) => Ok((URI, address.to_owned())),
@@ -176,7 +176,7 @@ impl Environment<'_> {
         }
     }
 
-    /// The first node of a step of Slurm, which has its rank 0.
+    /// The first node of a Slurm step, which has its rank 0.
     fn first_node(&self) -> Result<(&'static str, String), Error> {
         let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
         let found = lists.into_iter().find_map(|name| Some((name, self.get(name)?)));
@@ -197,14 +197,14 @@ impl Environment<'_> {
         launcher == Launcher::Torchrun && self.get("TORCHELASTIC_USE_AGENT_STORE").as_deref() == Some("True")
     }
 
-    /// Those of an attempt that torchrun has started again meet each other alone.
+    /// Ranks of a restart by torchrun meet only each other.
     fn job_of_torchrun(&self, host: &str, port: u16) -> Job {
         let [run, restarts] = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
             .map(|name| self.get(name).unwrap_or_default());
         Job(format!("{host} {port} {run} {restarts}"))
     }
 
-    /// From what the port is derived.
+    /// The value from which the port is derived.
     fn job(&self, launcher: Launcher) -> Result<Job, Error> {
         let no_port = |hint: &str| missing(PORT[1], &format!("the TCP port at which rank 0 listens{hint}"));
         match launcher {
@@ -253,7 +253,7 @@ impl Environment<'_> {
         self.get(name).is_some()
     }
 
-    /// Nobody has told which rank this is.
+    /// No launcher has set this rank.
     fn nobody(&self, has_id: bool) -> Error {
         let known = Launcher::ALL.map(|launcher| format!("{} ({launcher})", launcher.variables()[0]));
         let what = if has_id { "FERROCE_UNIQUE_ID needs a rank, and " } else { "" };
@@ -273,12 +273,12 @@ pub(super) fn odd(variable: &'static str, value: &str, expected: &str) -> Error 
 }
 
 impl Job {
-    /// Below the ports that the kernel gives to connections (32768), and those that Kubernetes gives to services (30000).
+    /// Below the kernel's ephemeral ports (32768), and the NodePorts of Kubernetes (30000).
     fn port(&self) -> u16 {
         20_000 + (self.nonce() % 10_000) as u16
     }
 
-    /// Two jobs that have the same port differ here. FNV-1a.
+    /// Distinguishes two jobs with the same port. FNV-1a.
     fn nonce(&self) -> u64 {
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         self.0.bytes().fold(0xcbf2_9ce4_8422_2325, hash).max(1)

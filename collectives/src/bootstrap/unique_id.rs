@@ -1,4 +1,4 @@
-//! The identification of a job: where its rank 0 listens, and a number that no other job has.
+//! The identification of a job: the address of its rank 0, and a unique number.
 
 use std::fmt;
 use std::fs::File;
@@ -8,11 +8,11 @@ use std::str::FromStr;
 
 use crate::Error;
 
-/// Names a job, for all its ranks: where rank 0 listens, and a random number that rank 0 lets in alone. So two jobs never mix,
-/// whatever becomes of their ports.
+/// Identifies a job, for all its ranks: the address at which rank 0 listens, and a random number. Rank 0 accepts only ranks with
+/// this number, so two jobs never mix, even with the same port.
 ///
-/// Rank 0 makes it with [`listen`](UniqueId::listen) and gives its text (`ferroce1:192.0.2.1:41234:0123456789abcdef`) to the
-/// others by whatever means, such as the variable `FERROCE_UNIQUE_ID`. Whoever knows it can take a rank.
+/// Rank 0 creates it with [`listen`](UniqueId::listen) and sends its text (`ferroce1:192.0.2.1:41234:0123456789abcdef`) to the
+/// others by any means, such as the variable `FERROCE_UNIQUE_ID`. Anyone who knows it can take a rank's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UniqueId {
     address: SocketAddr,
@@ -23,8 +23,8 @@ pub struct UniqueId {
 const PREFIX: &str = "ferroce1";
 
 impl UniqueId {
-    /// Listens at `address`, whose port may be 0 for one that is free, and draws the number. Rank 0 calls it, and gives the
-    /// listener to [`Bootstrap::listener`](crate::Bootstrap::listener).
+    /// Listens at `address`, whose port may be 0 for a free one, and draws the number. Rank 0 calls it, and passes the listener
+    /// to [`Bootstrap::listener`](crate::Bootstrap::listener).
     ///
     /// # Errors
     /// [`Error::Invalid`] for an address that others can't connect to; [`Error::Listen`].
@@ -43,18 +43,18 @@ impl UniqueId {
         Ok((UniqueId { address, nonce }, listener))
     }
 
-    /// Where rank 0 listens.
+    /// The address of rank 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What rank 0 lets in.
+    /// The number that rank 0 accepts.
     pub(super) fn nonce(&self) -> u64 {
         self.nonce
     }
 }
 
-/// Not 0, which those without an id have.
+/// Not 0, which is for ranks without an id.
 fn random() -> io::Result<u64> {
     let mut bytes = [0; 8];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -82,7 +82,7 @@ impl FromStr for UniqueId {
     }
 }
 
-/// What the text looks like.
+/// The format of the text.
 pub(super) const EXPECTED: &str =
     "ferroce1:ADDRESS:PORT:NUMBER, the number 16 hexadecimal digits and not 0, as rank 0 printed it";
 

@@ -1,14 +1,14 @@
-//! The memory that operations use.
+//! The buffers of operations.
 
 use super::*;
 use crate::memory::PATIENCE;
 
 impl Collectives {
-    /// Registers memory for operations; local, and no other rank needs to do the same at the same time. Other ranks may write
-    /// it while an operation has it as output.
+    /// Registers memory for operations. This is local: other ranks need not call it too. Other ranks may write the memory while
+    /// it is the output of an operation.
     ///
     /// # Errors
-    /// [`Error::Verbs`]; [`Error::Invalid`] for owned memory where there are several [rails](Collectives::add_rail).
+    /// [`Error::Verbs`]; [`Error::Invalid`] for owned memory if there are several [rails](Collectives::add_rail).
     pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mr = self.computer.register(&mut self.ports, memory, access)?;
@@ -17,9 +17,9 @@ impl Collectives {
         Ok(buffer)
     }
 
-    /// Allocates `bytes` zeros and registers them: memory that the ranks of this host reach without packets, or that of the device
+    /// Allocates and registers `bytes` zeros: memory that the ranks of this host access without packets, or memory of the device
     /// that reduces. It has no slices: use [`read`](Collectives::read) and [`write`](Collectives::write), or
-    /// [`allocate_private`](Collectives::allocate_private), which costs ranks of one host a copy more.
+    /// [`allocate_private`](Collectives::allocate_private), which costs ranks of one host one more copy.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`], [`Error::Gpu`].
@@ -41,8 +41,8 @@ impl Collectives {
         }
     }
 
-    /// As [`allocate`](Collectives::allocate), memory of this process alone, which has slices ([`bytes`](Collectives::bytes)) unless
-    /// there are several [rails](Collectives::add_rail).
+    /// As [`allocate`](Collectives::allocate), but private memory of this process, which has slices
+    /// ([`bytes`](Collectives::bytes)) unless there are several [rails](Collectives::add_rail).
     ///
     /// # Errors
     /// As [`allocate`](Collectives::allocate).
@@ -51,17 +51,17 @@ impl Collectives {
         self.register(memory)
     }
 
-    /// Ends a registration and gives the memory back.
+    /// Ends a registration and returns the memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it; [`Error::Invalid`] while one
-    /// works on it in memory that ranks share; [`Error::Gpu`] of a device that hangs.
+    /// [`Error::Verbs`] for a buffer that is not registered here, and while an operation sends from it; [`Error::Invalid`] while
+    /// one uses it as memory shared by ranks; [`Error::Gpu`] if a device hangs.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
         if self.groups.iter().any(|group| group.is_about(buffer.mr)) {
             let expected = "one that no operation under way works on: wait for it first";
             return Err(Error::invalid("buffer", format!("{:?}", buffer.mr), expected));
         }
-        // Of a communicator that has failed nobody asks for what the device is about.
+        // In a communicator that has failed, outstanding work of the device is not awaited elsewhere.
         if self.groups.iter().any(|group| group.failure().is_some()) {
             self.wait_for_device()?;
         }
@@ -72,7 +72,7 @@ impl Collectives {
         Ok(memory)
     }
 
-    /// Polls until the device has ended all computations that it has begun so far.
+    /// Polls until the device has completed all computations started so far.
     fn wait_for_device(&mut self) -> Result<(), Error> {
         let (start, newest) = (self.now(), self.computer.newest());
         while !self.computer.is_past(newest) {
@@ -103,13 +103,12 @@ impl Collectives {
     /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
-    /// [`read`](Collectives::read).
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory without slices: use [`read`](Collectives::read).
     pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
         Ok(self.ports.bytes(buffer.mr)?)
     }
 
-    /// As [`bytes`](Collectives::bytes), to write.
+    /// As [`bytes`](Collectives::bytes), mutable.
     ///
     /// # Errors
     /// As [`bytes`](Collectives::bytes).
@@ -117,10 +116,10 @@ impl Collectives {
         Ok(self.ports.bytes_mut(buffer.mr)?)
     }
 
-    /// Bytes of a buffer of a GPU's memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` name them.
+    /// Bytes of a buffer in GPU memory, for kernels: `OpenCl::buffer` and `Cuda::pointer` return the kernel argument.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here or is memory of the host, and for bytes outside it.
+    /// [`Error::Verbs`] for a buffer that is not registered here or is host memory, and for bytes outside it.
     pub fn piece(&self, buffer: Buffer, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
         Ok(self.ports.piece(buffer.mr, offset, len)?)
     }

@@ -5,7 +5,7 @@ use zerocopy::FromZeros;
 use super::*;
 
 impl Collectives {
-    /// Meets the other ranks and joins a communicator with them. It blocks until all are there.
+    /// Meets the other ranks and joins a communicator with them. It blocks until all have joined.
     ///
     /// # Errors
     /// Those of the rendezvous ([`Error::Missing`], [`Error::Connect`], [`Error::Refused`], ...), [`Error::Invalid`] for an
@@ -21,7 +21,7 @@ impl Collectives {
         match self.prepare(communicator, options) {
             Ok(()) => Ok(communicator),
             Err(error) => {
-                // Nobody gets its handle. What the ranks have found out together all of them know.
+                // Its handle is not returned. All ranks know the common results.
                 if !matches!(error, Error::Shared { .. }) {
                     self.group_mut(communicator)?.refused(&error);
                 }
@@ -32,7 +32,7 @@ impl Collectives {
         }
     }
 
-    /// What the ranks find out together, before the first operation.
+    /// The exchange of the ranks before the first operation.
     fn prepare(&mut self, communicator: Communicator, options: &Options) -> Result<(), Error> {
         if communicator.size > 1 && options.shared_memory != SharedMemory::Off {
             self.agree_on_memory(communicator, options)?;
@@ -43,8 +43,8 @@ impl Collectives {
         Ok(())
     }
 
-    /// What the other ranks must know of this one, to join a communicator without a [`Bootstrap`]: give all ranks the cards of
-    /// all, by whatever means, and call [`join_with`](Collectives::join_with). A card is good for one communicator.
+    /// The data of this rank for joining a communicator without a [`Bootstrap`]: send the cards of all ranks to all ranks, by any
+    /// means, and call [`join_with`](Collectives::join_with). A card is valid for one communicator.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an option.
@@ -78,7 +78,7 @@ impl Collectives {
         })
     }
 
-    /// What ranks of this host open this process's board by; nothing if there is none.
+    /// The data with which ranks of this host open this process's board, if it has one.
     pub(super) fn board(&mut self, options: &Options) -> Result<Ticket, Error> {
         if options.shared_memory == SharedMemory::Off || self.computer.device().is_some() {
             return Ok(Ticket::default());
@@ -93,7 +93,7 @@ impl Collectives {
         }
     }
 
-    /// The ranks find out whether all of them are on this host and have mapped each other's memory.
+    /// The ranks determine whether all of them are on this host and have mapped each other's memory.
     pub(super) fn agree_on_memory(
         &mut self,
         communicator: Communicator,
@@ -143,16 +143,17 @@ impl Collectives {
         told.map(|()| all == [1])
     }
 
-    /// Joins a communicator as rank `rank`, whose ranks have these cards, in their order. It returns at once: ranks connect when
-    /// an operation needs it. Whether all ranks can share memory nobody asks then: they do with [`SharedMemory::Required`] alone.
+    /// Joins a communicator as `rank`; `cards` are those of all ranks, in order. It returns at once: ranks connect when an
+    /// operation needs it. The ranks do not determine whether they can share memory: they share it only with
+    /// [`SharedMemory::Required`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no or too many cards, a rank outside, a card that is not of this process, and for options that
+    /// [`Error::Invalid`] for no or too many cards, a rank out of range, a card that is not of this process, and for options that
     /// differ; [`Error::Verbs`].
     pub fn join_with(&mut self, rank: u32, cards: &[Card], options: &Options) -> Result<Communicator, Error> {
         let communicator = self.join_by_cards(rank, cards, options)?;
         if options.shared_memory == SharedMemory::Required && communicator.size > 1 {
-            // All ranks know that it has to be, so that nobody has to be asked.
+            // All ranks require it, so no exchange is needed.
             let mapped = match self.map_boards(communicator) {
                 Ok(mapped) => mapped,
                 Err(error) => {
@@ -171,7 +172,7 @@ impl Collectives {
         Ok(communicator)
     }
 
-    /// Maps the boards of all ranks, and takes a place on this process's own.
+    /// Maps the boards of all ranks, and reserves a slot on this process's own board.
     fn map_boards(&mut self, communicator: Communicator) -> Result<Mapped, Error> {
         let group = self.group(communicator)?;
         let id = group.id;
@@ -211,7 +212,7 @@ impl Collectives {
     }
 }
 
-/// What the kernel has drawn when it started.
+/// The kernel's boot ID.
 fn this_host() -> u128 {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(id.trim().replace('-', "").as_str(), 16).unwrap_or(0)

@@ -6,15 +6,15 @@ use ferroce::driver::reduction::{Computation, ReduceOp, Reduction as Arithmetic}
 use super::*;
 use crate::compute::ByDevice;
 
-/// Bytes that each rank sends where latency is measured.
+/// Bytes that each rank sends to measure latency.
 const SHORT: usize = 8;
-/// Of each time the shortest of so many rounds counts.
+/// The number of rounds, of which the shortest time counts.
 const ROUNDS: usize = 3;
 
-/// Blocks of memory that messages between hosts use, the half of them to send from: as many ranks as two hosts have at least.
+/// Memory blocks for messages between hosts, half of them to send from: at least as many as two hosts have ranks.
 const BLOCKS: usize = 4;
 
-/// What is measured, with short messages or with long ones: what it takes says how fast messages go where ranks send so.
+/// A pattern of communication whose time is measured, with short or with long messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Series {
     way: Way,
@@ -23,10 +23,10 @@ struct Series {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// An all-gather by an algorithm.
+    /// An all-gather with an algorithm.
     Gather(Algorithm),
-    /// A message from each rank to that of the same place on the next host, and one back when the other has come: it can't be back
-    /// before both have travelled, whoever begins late.
+    /// A message from each rank to the one with the same position on the next host, and a reply after the other one's message has
+    /// arrived: the round trip covers both messages, even if a rank starts late.
     Hosts { before: u32, behind: u32 },
 }
 
@@ -34,35 +34,35 @@ enum Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     Barrier,
-    /// Of the series at a place.
+    /// The operation at a position of the series.
     Forth(usize),
-    /// What belongs to the one before it, and is measured with it.
+    /// Part of the previous operation, and measured with it.
     Back(usize),
 }
 
-/// A measurement under way, of [`Collectives::start_measuring`].
+/// A measurement in progress, of [`Collectives::start_measuring`].
 #[derive(Debug)]
 #[must_use = "a measurement goes on in `Collectives::measured`"]
 pub struct Measurement {
     communicator: Communicator,
     room: Buffer,
-    /// Bytes that each rank sends where bandwidth is measured.
+    /// Bytes that each rank sends to measure bandwidth.
     long: usize,
-    /// Seconds that this rank takes to reduce a byte.
+    /// The seconds that this rank needs to reduce a byte.
     reduced: f64,
-    /// What is measured, with the seconds that it took.
+    /// The patterns, with their measured seconds.
     series: Vec<(Series, f64)>,
-    /// The operations, but for the last one, in which ranks tell each other what they have measured.
+    /// The operations, except the last one, in which ranks exchange their results.
     turns: Vec<Turn>,
-    /// Operations that have ended.
+    /// Completed operations.
     ended: usize,
-    /// The one under way, and when it began.
+    /// The current operation, and its start.
     request: Option<(Request, Nanos)>,
 }
 
 impl Collectives {
-    /// Measures what messages cost, with all ranks at the same time, and chooses algorithms by that from now on. It takes some
-    /// milliseconds; [`join`](Collectives::join) has done it, unless [`Options::model`] was given.
+    /// Measures the cost of messages, at all ranks at the same time, and chooses algorithms accordingly from now on. It takes
+    /// some milliseconds; [`join`](Collectives::join) does it, unless [`Options::model`] is set.
     ///
     /// # Errors
     /// As [`wait`](Collectives::wait).
@@ -86,8 +86,8 @@ impl Collectives {
         }
     }
 
-    /// Begins what [`measure`](Collectives::measure) does, without waiting, for ranks in virtual time. There a reduction takes no time,
-    /// and the model says so.
+    /// Starts [`measure`](Collectives::measure) without waiting, for ranks in virtual time, where reductions take no time, also
+    /// in the model.
     ///
     /// ```
     /// # use ferroce_collectives::ferroce::{Config, Context, Device, Nanos};
@@ -115,9 +115,9 @@ impl Collectives {
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`].
     pub fn start_measuring(&mut self, communicator: Communicator) -> Result<Measurement, Error> {
-        /// Longer than what is copied, so that it goes as long messages do, and not longer than it must be.
+        /// Longer than copied messages, so that it is sent as a long message, and not longer than necessary.
         const LONG: usize = 96 << 10;
-        /// Of all ranks together at most.
+        /// The most bytes of all ranks together.
         const MOST: usize = 8 << 20;
         let others = others(communicator);
         let group = self.group(communicator)?;
@@ -126,7 +126,7 @@ impl Collectives {
         let long = (long & !0xff).max(256) * group.rails();
         let hosts = group.hosts();
         let beside = hosts.problem().is_none().then(|| hosts.beside(communicator.rank as usize));
-        // Those that share links come last: congestion control remembers them.
+        // Patterns that share links are last, because they affect congestion control.
         let [ring, halving, direct] = [Algorithm::Ring, Algorithm::Halving, Algorithm::Direct]
             .map(|algorithm| Some(Way::Gather(algorithm)));
         let ways = || {
@@ -140,7 +140,7 @@ impl Collectives {
         let mut turns = vec![Turn::Barrier];
         for (at, (Series { way, is_long }, _)) in series.iter().enumerate() {
             for _ in 0..ROUNDS {
-                // Whoever ends a long one early would wait for the others in the next.
+                // A rank that completes a long one early would wait for the others in the next.
                 turns.extend(is_long.then_some(Turn::Barrier));
                 turns.push(Turn::Forth(at));
                 turns.extend(matches!(way, Way::Hosts { .. }).then_some(Turn::Back(at)));
@@ -150,7 +150,7 @@ impl Collectives {
         Ok(Measurement { communicator, room, long, reduced: 0.0, series, turns, ended: 0, request: None })
     }
 
-    /// Goes on with a measurement; to be called after each [`poll`](Collectives::poll), until the model is there.
+    /// Advances a measurement; call it after each [`poll`](Collectives::poll), until it returns the model.
     ///
     /// # Errors
     /// As [`test`](Collectives::test).
@@ -197,7 +197,7 @@ impl Collectives {
         Ok(None)
     }
 
-    /// The numbers of the slowest rank are those of all.
+    /// The numbers of the slowest rank are used for all.
     fn agreed(&mut self, of: &Measurement) -> Result<Model, Error> {
         let mut bytes = [0; 8 * Seconds::COUNT];
         self.read(of.room, 0, &mut bytes)?;
@@ -213,7 +213,7 @@ impl Collectives {
         Ok(model)
     }
 
-    /// Seconds that this rank takes to reduce a byte.
+    /// The seconds that this rank needs to reduce a byte.
     fn time_of_reduction(&mut self, of: &Measurement) -> Result<f64, Error> {
         let half = (of.long / 2) as u32;
         let [a, b] = [0, half].map(|offset| Sge { mr: of.room.mr, offset: offset.into(), length: half });
@@ -230,8 +230,8 @@ impl Collectives {
         Ok(reduced)
     }
 
-    /// Polls until the device has ended a reduction: other ranks may wait for answers. One that fails, or takes too long, is the
-    /// communicator's end.
+    /// Polls until the device has completed a reduction: other ranks may wait for answers. If it fails, or takes too long, the
+    /// communicator fails.
     fn wait_for_reduction(&mut self, communicator: Communicator, ticket: Ticket) -> Result<(), Error> {
         let (start, patience) = (self.now(), self.group(communicator)?.options.stall_timeout);
         loop {
@@ -253,7 +253,7 @@ impl Collectives {
 }
 
 impl Measurement {
-    /// Those of a series, there or back.
+    /// The messages of a series, in one direction.
     fn operations(&self, series: usize, is_back: bool) -> (Vec<Operation>, Algorithm) {
         let Measurement { communicator, room, long, .. } = *self;
         let (Series { way, is_long }, _) = self.series[series];
@@ -273,21 +273,21 @@ impl Measurement {
         }
     }
 
-    /// Bytes that each rank sends to each other one. To all at once they are what is copied: nobody waits for a place then, as in the
-    /// operations for which direct exchange is taken.
+    /// Bytes that each rank sends to each other one. For all at once they are short enough to be copied: no rank then waits for
+    /// an address, as in the operations for which direct exchange is chosen.
     fn block(&self, algorithm: Algorithm) -> usize {
         const COPIED: usize = 32 << 10;
         if algorithm == Algorithm::Direct { self.long.min(COPIED) } else { self.long }
     }
 
-    /// What the series say of this rank.
+    /// The results of the series for this rank.
     fn seconds(&self) -> Seconds {
         let times = |way: Way| {
             let [short, long] = [false, true].map(|is_long| {
                 let of = Series { way, is_long };
                 self.series.iter().find(|(series, _)| *series == of).map_or(0.0, |(_, time)| *time)
             });
-            // What is beyond the short one is due to bytes.
+            // The time beyond the short message is the cost of the bytes.
             (short, (long - short).max(1e-9))
         };
         let others = others(self.communicator) as f64;

@@ -1,9 +1,9 @@
-//! Communicators that are made of others, and leaving one.
+//! Deriving communicators from others, and leaving them.
 
 use super::*;
 
 impl Collectives {
-    /// Ends a communicator on all ranks: what is under way fails there with `reason`.
+    /// Ends a communicator on all ranks: outstanding operations fail with `reason`.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -14,12 +14,12 @@ impl Collectives {
         self.tell_failures()
     }
 
-    /// A communicator of some ranks of another one, in this order. All ranks of that call it, with the same ranks, and nothing is
-    /// sent. `None` at ranks that are not among them.
+    /// A communicator of some ranks of another one, in this order. All ranks of the latter call it, with the same `ranks`, and
+    /// nothing is sent. `None` at ranks that are not among them.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no ranks, a rank outside, and one that is named twice; [`Error::Failed`] of a communicator that has
-    /// failed; [`Error::InvalidHandle`], [`Error::Verbs`].
+    /// [`Error::Invalid`] for no ranks, a rank out of range, and duplicates; [`Error::Failed`] of a communicator that has failed;
+    /// [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn subset(
         &mut self,
         communicator: Communicator,
@@ -44,7 +44,7 @@ impl Collectives {
         self.child(communicator, origin, ranks)
     }
 
-    /// A communicator of some ranks of another one, of which `origin` is known to no more than these.
+    /// A communicator of some ranks of another one; only these ranks know `origin`.
     fn child(
         &mut self,
         communicator: Communicator,
@@ -68,7 +68,7 @@ impl Collectives {
         let size = ranks.len() as u32;
         let child = Communicator { handle: self.groups.insert(group), rank, size };
         if is_full {
-            // The others have mapped memory, and can't be told to do without.
+            // The others have mapped memory, and can't be notified to use packets.
             self.leave_alone(child)?;
             let reason = "this process is in too many communicators".to_owned();
             return Err(Error::Shared { reason });
@@ -76,8 +76,8 @@ impl Collectives {
         Ok(Some(child))
     }
 
-    /// Splits a communicator: the ranks that call it with the same `color` are one, ordered by `key` and then by their ranks.
-    /// All ranks call it; it blocks. `None` at those without a color.
+    /// Splits a communicator: the ranks with the same `color` form one, ordered by `key` and then by their ranks. All ranks call
+    /// it; it blocks. `None` at ranks without a color.
     ///
     /// # Errors
     /// As [`wait`](Collectives::wait).
@@ -106,20 +106,20 @@ impl Collectives {
             rows.filter(|(of, ..)| *of == color).map(|(_, key, rank)| (key, rank)).collect();
         members.sort_unstable();
         let ranks: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
-        // Whoever is in none counts it, as the others do.
+        // A rank that is in none counts it too, as the others do.
         let origin = self.group_mut(communicator)?.next_child();
         if color.is_some() { self.child(communicator, origin, &ranks) } else { Ok(None) }
     }
 
-    /// Goes on without the ranks that are gone, after a communicator has failed: those that are left call it, agree on who is
-    /// gone, and get a communicator of theirs, in their order. It blocks until all that answer have called it; a rank that does not
-    /// answer for [`Options::retry_budget`] is gone. The old communicator is of no use any more.
+    /// After a failure, creates a communicator without the lost ranks: the remaining ranks call it, agree on the lost ranks, and
+    /// get a communicator, in the same order. It blocks until all ranks that answer have called it; a rank that does not answer
+    /// for [`Options::retry_budget`] is lost. The old communicator can't be used any more.
     ///
-    /// Two halves of a network that do not hear each other go on as two communicators.
+    /// If the network is partitioned, each part continues as a communicator of its own.
     ///
     /// # Errors
-    /// [`Error::Failed`] if the others hold this rank for gone; [`Error::Invalid`] for more than 1792 ranks; [`Error::Gpu`] of a device that
-    /// has not ended what it was about for 10 s: the same may be called again; [`Error::InvalidHandle`], [`Error::Verbs`].
+    /// [`Error::Failed`] if the others have given up this rank; [`Error::Invalid`] for more than 1792 ranks; [`Error::Gpu`] if a
+    /// device completes nothing for 10 s: call it again; [`Error::InvalidHandle`], [`Error::Verbs`].
     pub fn shrink(&mut self, communicator: Communicator) -> Result<Communicator, Error> {
         self.start_shrink(communicator)?;
         loop {
@@ -130,8 +130,8 @@ impl Collectives {
         }
     }
 
-    /// Begins what [`shrink`](Collectives::shrink) does. It goes on with each [`poll`](Collectives::poll), until
-    /// [`shrunk`](Collectives::shrunk) has the communicator.
+    /// Starts [`shrink`](Collectives::shrink) without waiting. Each [`poll`](Collectives::poll) advances it, until
+    /// [`shrunk`](Collectives::shrunk) returns the communicator.
     ///
     /// # Errors
     /// [`Error::Invalid`] for more than 1792 ranks; [`Error::InvalidHandle`].
@@ -139,7 +139,7 @@ impl Collectives {
         self.group_mut(communicator)?.begin_to_shrink()
     }
 
-    /// The communicator of those that are left, once they agree.
+    /// The communicator of the remaining ranks, after they have agreed.
     ///
     /// # Errors
     /// As [`shrink`](Collectives::shrink).
@@ -154,13 +154,13 @@ impl Collectives {
             }
             None => {
                 let ranks: Vec<u32> = (0..communicator.size).filter(|rank| !gone.has(*rank)).collect();
-                // The ranks need not have made as many communicators of it before.
+                // The ranks may have derived different numbers of communicators from it before.
                 let child = self.child(communicator, Group::SHRUNK, &ranks)?;
                 self.shrunk.extend(child.map(|child| (communicator.handle, child.handle)));
                 child
             }
         };
-        // Its buffers are the program's again.
+        // The program may use its buffers again.
         if !self.calm(communicator.handle)? {
             return Ok(None);
         }
@@ -177,20 +177,20 @@ impl Collectives {
         Err(Error::Failed { rank, operation, cause: Cause::Local { problem } })
     }
 
-    /// Whether nothing of a communicator writes to memory any more, as of the last poll.
+    /// Whether a communicator no longer writes to memory, as of the last poll.
     fn calm(&mut self, communicator: Handle) -> Result<bool, Error> {
         let now = self.now();
         let (mut process, groups) = self.process(now);
         groups.get_mut(communicator).map_or(Ok(true), |group| group.calm(&mut process))
     }
 
-    /// Leaves a communicator: polls until all ranks have called it, so that nobody's last packet goes unanswered, and frees what
-    /// it has. A communicator that has failed is left at once.
+    /// Leaves a communicator: polls until all ranks have called it, so that the last packets of all are acknowledged, and frees
+    /// its resources. A communicator that has failed is left at once.
     ///
     /// # Errors
-    /// [`Error::Failed`] if a rank has gone without it, or the communicator has failed and nobody was told so far; everything is
-    /// freed then too. [`Error::Gpu`] of a device that has not ended what it was about for 10 s: then nothing is freed, and it may be called
-    /// again. [`Error::InvalidHandle`].
+    /// [`Error::Failed`] if a rank ended without calling it, or the communicator has failed and no call has returned the failure
+    /// yet; everything is then freed, too. [`Error::Gpu`] if a device completes nothing for 10 s: then nothing is freed, and it
+    /// may be called again. [`Error::InvalidHandle`].
     pub fn leave(&mut self, communicator: Communicator) -> Result<(), Error> {
         self.group(communicator)?;
         let left = self.say_farewell(&[communicator]);
@@ -199,7 +199,7 @@ impl Collectives {
         left.and(told)
     }
 
-    /// Frees a communicator, whatever the others do.
+    /// Frees a communicator, independent of the other ranks.
     pub(super) fn leave_alone(&mut self, communicator: Communicator) -> Result<(), Error> {
         let mut handles = vec![communicator.handle];
         while let Some(handle) = handles.pop() {
@@ -209,7 +209,7 @@ impl Collectives {
                     break;
                 }
             }
-            // With it go those that it was made of by shrinking.
+            // This includes those from which it was shrunk.
             let parents = self.shrunk.extract_if(.., |(_, child)| *child == handle).map(|(parent, _)| parent);
             handles.extend(parents);
             let now = self.now();
@@ -220,10 +220,10 @@ impl Collectives {
         Ok(())
     }
 
-    /// A barrier on each, whose last messages are acknowledged on both sides: all at once, for ranks may have them in any order.
-    /// Those that have failed are left without.
+    /// A barrier on each, until its last messages are acknowledged in both directions: all at once, because ranks may have them
+    /// in any order. Those that have failed are left without a barrier.
     pub(super) fn say_farewell(&mut self, communicators: &[Communicator]) -> Result<(), Error> {
-        // What this rank has shown is there as long as others may need it.
+        // This rank's shared memory must exist as long as others may need it.
         let handles = || communicators.iter().map(|communicator| communicator.handle);
         while handles().any(|handle| self.groups.get(handle).is_some_and(Group::is_on_memory)) {
             self.turn()?;
@@ -237,7 +237,7 @@ impl Collectives {
                 continue;
             }
             group.begin_to_leave();
-            // By packets: what a rank shows is gone when it has left.
+            // By packets: a rank's shared memory is removed when it has left.
             let barrier = [Operation::barrier()];
             match self.start_by(communicator, &barrier, Some(Algorithm::Direct), true) {
                 Ok(request) => leaving.push((communicator, request)),
@@ -269,10 +269,10 @@ impl Collectives {
         first
     }
 
-    /// Leaves all communicators and gives the context back. Buffers that are registered still are freed.
+    /// Leaves all communicators and returns the context. Buffers that are still registered are freed.
     ///
     /// # Errors
-    /// As [`leave`](Collectives::leave), of the first that fails; [`Error::Verbs`].
+    /// As [`leave`](Collectives::leave), for the first that fails; [`Error::Verbs`].
     pub fn finish(mut self) -> Result<Context, Error> {
         let communicators: Vec<Communicator> = self
             .groups
@@ -288,7 +288,7 @@ impl Collectives {
             self.leave_alone(communicator)?;
         }
         let freed = self.free();
-        // What comes of an error before is no news.
+        // Consequences of an earlier error are not reported.
         first?;
         freed
     }

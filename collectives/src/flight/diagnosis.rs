@@ -1,4 +1,4 @@
-//! What the recordings of all ranks of a communicator show together.
+//! Findings from the recordings of all ranks of a communicator.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::recording::{OperationRecord, RecordedCommunicator, Recording};
 
-/// What the recordings of some ranks of a communicator tell together.
+/// The findings from recordings of some or all ranks of a communicator.
 ///
 /// ```
 /// use ferroce_collectives::flight::{Diagnosis, Recording};
@@ -22,15 +22,15 @@ use super::recording::{OperationRecord, RecordedCommunicator, Recording};
 pub struct Diagnosis {
     /// The communicator's id.
     pub communicator: u64,
-    /// How many ranks it has.
+    /// The number of its ranks.
     pub size: u32,
-    /// Ranks of which there is no recording.
+    /// Ranks without a recording.
     pub missing: Vec<u32>,
-    /// What was found, the gravest first.
+    /// The findings, the most serious first.
     pub findings: Vec<Finding>,
 }
 
-/// What is wrong with a communicator.
+/// A problem of a communicator.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Finding {
@@ -45,88 +45,88 @@ pub enum Finding {
     Hangs {
         /// The rank that they wait for.
         rank: u32,
-        /// What is known of it.
+        /// Its state.
         why: Why,
-        /// What they wait in.
+        /// The operation in which they wait.
         operation: String,
-        /// Who waits, directly or for another one that does.
+        /// The ranks that wait, directly or for another waiting rank.
         waiting: Vec<u32>,
-        /// For how long nothing has moved at the one that has waited longest.
+        /// The time without progress at the rank that has waited longest.
         waited: Duration,
     },
     /// Ranks wait for each other.
     Deadlock {
-        /// The ranks, and what each waits in.
+        /// The ranks, with the operation in which each waits.
         ranks: Vec<(u32, String)>,
-        /// For how long nothing has moved.
+        /// The time without progress.
         waited: Duration,
     },
-    /// A rank begins operations later than others.
+    /// A rank starts operations later than others.
     Late {
         /// The rank.
         rank: u32,
-        /// In how many operations it was the last, by so much that it matters, and of how many.
+        /// In how many operations it was late, as the last rank, and out of how many.
         operations: u64,
         /// See `operations`.
         of: u64,
-        /// How much later than another rank, in all.
+        /// How much later than another rank, in total.
         all: Duration,
-        /// At most.
+        /// The maximum.
         most: Duration,
     },
     /// A rank was off its core while it waited for operations: others had its core, or it was stopped.
     Away {
         /// The rank.
         rank: u32,
-        /// For how long in all.
+        /// The total time.
         all: Duration,
-        /// At most.
+        /// The maximum.
         most: Duration,
-        /// The time since its first operation began.
+        /// The time since its first operation started.
         of: Duration,
     },
-    /// A rail between two ranks was left, and is not back.
+    /// A rail between two ranks has failed, and has not recovered.
     RailLeft {
         /// The two ranks.
         ranks: (u32, u32),
         /// The rail.
         rail: u32,
     },
-    /// What goes to a rank, or comes from it, or both, is slower than what goes between others.
+    /// Transfers to a rank, or from it, or both, are slower than those between others.
     SlowPort {
         /// The rank.
         rank: u32,
-        /// Which way.
+        /// The direction.
         way: PortWay,
-        /// Its device, if it has left a recording.
+        /// Its device, if there is a recording of it.
         device: String,
-        /// Bytes in a second of what went quickest there.
+        /// Bytes per second of its fastest transfer.
         bytes_per_second: f64,
-        /// The same of the other links: the median.
+        /// The median of the other links.
         others: f64,
     },
-    /// What goes from one rank to another one is slower than what goes between others.
+    /// Transfers from one rank to another one are slower than those between others.
     SlowLink {
         /// From this rank.
         from: u32,
         /// To this one.
         to: u32,
-        /// Bytes in a second of what went quickest there.
+        /// Bytes per second of its fastest transfer.
         bytes_per_second: f64,
-        /// The same of the other links: the median.
+        /// The median of the other links.
         others: f64,
     },
 }
 
-/// Which way a port is slow.
+/// The slow direction of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortWay {
-    /// What leaves it and what comes.
+    /// Both sending and receiving.
     Both,
-    /// What leaves it.
+    /// Sending.
     From,
-    /// What comes to it.
+    /// Receiving.
     To,
 }
 
@@ -134,65 +134,65 @@ pub enum PortWay {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// There is no recording of it: its process has ended, or nobody has looked.
+    /// There is no recording of it: its process has ended, or its host was not read.
     Unknown,
     /// Its program has not called the operation.
     HasNotCalled {
-        /// How many operations of all ranks it has called.
+        /// The number of operations of all ranks that it has called.
         calls: u64,
-        /// The one that it is in.
+        /// Its current operation.
         within: Option<String>,
-        /// The last that has ended there, and how long ago.
+        /// Its last completed operation, and how long ago.
         last: Option<(String, Duration)>,
-        /// How long ago it has polled.
+        /// How long ago it polled.
         polled: Duration,
     },
-    /// It has called, and polls no more.
+    /// It has called the operation, and no longer polls.
     DoesNotPoll {
-        /// How long ago it has polled.
+        /// How long ago it polled.
         polled: Duration,
     },
-    /// Its device has not ended what it was given.
+    /// Its device has not completed its work.
     Device,
-    /// Its communicator has failed or was given back, and the others do not know.
+    /// Its communicator has failed or was left, and the others do not know.
     IsGone {
         /// Its error, if there was one.
         why: String,
     },
 }
 
-/// Nothing has moved for so long: shorter, and it is work.
+/// The time without progress that is reported; less is normal.
 const LONG: Duration = Duration::from_secs(1);
-/// Whoever has not polled for so long does something else: one that waits polls all the time.
+/// A rank that has not polled for this time does something else: a waiting rank polls all the time.
 const SILENT: Duration = Duration::from_millis(100);
-/// A rank is late if it is so many times as late as the next one.
+/// A rank is late if it is this many times as late as the next one.
 const OUTSTANDING: u32 = 2;
-/// Times off the core, or late, matter from this part of the time on.
+/// Times off the core, or late, are reported from this fraction of the time on.
 const PART_AWAY: u32 = 20;
 const PART_LATE: u32 = 100;
-/// Chunks tell how quick a link is from so many bytes on.
+/// The bandwidth of a link is derived from chunks after this many bytes.
 const BYTES_LEAST: u64 = 16 << 20;
-/// A link is slow that has less than this of what the others have.
+/// A link is slow below this fraction of the others' bandwidth.
 const SLOW: f64 = 0.7;
 
-/// One rank, as it was recorded.
+/// The recording of one rank.
 struct Member<'a> {
     recording: &'a Recording,
     own: &'a RecordedCommunicator,
 }
 
 impl Member<'_> {
-    /// How long ago, when the recording was taken.
+    /// The age at the time of the recording.
     fn ago(&self, time: Duration) -> Duration {
         self.recording.taken.saturating_sub(time)
     }
 
-    /// Since its first operation began.
+    /// The time since its first operation started.
     fn elapsed(&self) -> Option<Duration> {
         Some(self.recording.polled.saturating_sub(self.own.started?))
     }
 
-    /// The oldest operation that has not ended, if nothing has moved in it for long, and for how long.
+    /// The oldest outstanding operation without progress for long, and for how long.
     fn stuck(&self) -> Option<(&OperationRecord, Duration)> {
         let oldest = self.own.under_way().next()?;
         let since = oldest.last.or(oldest.began).unwrap_or(self.recording.polled);
@@ -200,7 +200,7 @@ impl Member<'_> {
         (ago >= LONG && self.own.failure.is_none() && !self.own.has_left).then_some((oldest, ago))
     }
 
-    /// Why another one would wait for it in an operation.
+    /// Why another rank would wait for it in an operation.
     fn why(&self, operation: &OperationRecord) -> Option<Why> {
         let polled = self.ago(self.recording.polled);
         if self.own.failure.is_some() || self.own.has_left {
@@ -213,7 +213,7 @@ impl Member<'_> {
         }
         let has_called = match operation.call {
             Some(call) => self.own.calls > call.into(),
-            // Of two ranks, or the communicator's own: as far as anything is under way.
+            // Of two ranks, or of the communicator itself: if there is an outstanding operation.
             None => self.own.under_way().next().is_some(),
         };
         if !has_called {
@@ -235,7 +235,7 @@ impl Member<'_> {
 }
 
 impl Diagnosis {
-    /// Of each communicator that has two ranks or more, by its id. Of several recordings of one rank the last one counts.
+    /// For each communicator with two ranks or more, by its id. Of several recordings of one rank the latest one counts.
     pub fn all(recordings: &[Recording]) -> Vec<Diagnosis> {
         let mut communicators: BTreeMap<u64, BTreeMap<u32, Member<'_>>> = BTreeMap::new();
         for recording in recordings {
@@ -267,11 +267,11 @@ fn failures(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
     failed.map(|(rank, why)| Finding::Failed { rank, why }).collect()
 }
 
-/// Who is waited for and does not wait itself.
+/// Ranks that others wait for and that do not wait themselves.
 fn hangs(ranks: &BTreeMap<u32, Member<'_>>, size: u32) -> Vec<Finding> {
     let stuck: BTreeMap<u32, (&OperationRecord, Duration)> =
         ranks.iter().filter_map(|(rank, member)| Some((*rank, member.stuck()?))).collect();
-    // Those that it waits for; all, where that is not known.
+    // Those that it waits for; all, if unknown.
     let waits_for = |rank: u32, operation: &OperationRecord| -> Vec<u32> {
         let named: Vec<u32> = operation.waits_for.iter().copied().filter(|peer| *peer < size).collect();
         let is_all = named.is_empty() || named.len() < operation.waits_for_count as usize;
@@ -291,7 +291,7 @@ fn hangs(ranks: &BTreeMap<u32, Member<'_>>, size: u32) -> Vec<Finding> {
             }
         }
     }
-    // What is known of one tells more than that nothing is known of another one, which may be waited for by chance.
+    // A rank with a known state is preferred to one without a recording, for which others may wait by chance.
     if guilty.values().any(|(why, ..)| *why != Why::Unknown) {
         guilty.retain(|_, (why, ..)| *why != Why::Unknown);
     }
@@ -313,7 +313,7 @@ fn hangs(ranks: &BTreeMap<u32, Member<'_>>, size: u32) -> Vec<Finding> {
     guilty.into_iter().map(finding).collect()
 }
 
-/// Who begins later than others: of what several have seen of a rank, what the one has that has seen most.
+/// Ranks that start later than others: if several ranks have observed one, the observations of the rank with the most count.
 fn late(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
     let mut seen: BTreeMap<u32, (Duration, u64, u64, Duration)> = BTreeMap::new();
     for member in ranks.values() {
@@ -333,12 +333,12 @@ fn late(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
     is_late.then_some(Finding::Late { rank, operations, of, all, most })
 }
 
-/// Since the first operation began.
+/// The time since the first operation started.
 fn elapsed(ranks: &BTreeMap<u32, Member<'_>>) -> Duration {
     ranks.values().filter_map(Member::elapsed).max().unwrap_or_default()
 }
 
-/// Who was off its core.
+/// Ranks that were off their cores.
 fn away(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
     let mut order: Vec<(Duration, u32)> =
         ranks.iter().map(|(rank, member)| (member.own.away, *rank)).collect();
@@ -350,7 +350,7 @@ fn away(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
     is_away.then_some(Finding::Away { rank, all, most: ranks[&rank].own.away_at_most, of })
 }
 
-/// The rails that were left, at either end.
+/// The rails that have failed, at either end.
 fn rails(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
     let living = ranks.iter().filter(|(_, member)| member.own.failure.is_none() && !member.own.has_left);
     let left: BTreeSet<(u32, (u32, u32))> = living
@@ -363,10 +363,10 @@ fn rails(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
     left.into_iter().map(|(rail, ranks)| Finding::RailLeft { ranks, rail }).collect()
 }
 
-/// From a rank, to another one, and bytes in a second.
+/// From a rank, to another one, and bytes per second.
 type Link = (u32, u32, f64);
 
-/// The port through which all is slower than what goes between others, if it is one: both ways, or one.
+/// The port whose transfers are all slower than those between others, if there is one: in both directions, or in one.
 fn slow_port(links: &[Link]) -> Option<(u32, PortWay, f64, f64)> {
     let ports: BTreeSet<u32> = links.iter().flat_map(|(from, to, _)| [*from, *to]).collect();
     let mut tried = [PortWay::Both, PortWay::From, PortWay::To]
@@ -386,7 +386,7 @@ fn slow_port(links: &[Link]) -> Option<(u32, PortWay, f64, f64)> {
     })
 }
 
-/// Links that are slower than others, or the port that all of them have in common.
+/// Links that are slower than others, or the port that they share.
 fn slow(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
     let mut links: Vec<Link> = Vec::new();
     for (rank, member) in ranks {
@@ -396,7 +396,7 @@ fn slow(ranks: &BTreeMap<u32, Member<'_>>) -> Vec<Finding> {
             links.push((*rank, peer.peer, peer.quickest as f64));
         }
     }
-    // Two tell nothing of each other.
+    // With two there is no comparison.
     if links.len() < 3 {
         return Vec::new();
     }
@@ -560,7 +560,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// Bytes in a second, as links have them.
+/// Bytes per second, in the units of links.
 struct Rate(f64);
 
 impl fmt::Display for Rate {
@@ -573,7 +573,7 @@ impl fmt::Display for Rate {
 mod tests {
     use super::*;
 
-    /// Gb/s of a run of four ranks, where `tc` held what rank 2 sent to 0.2 Gb/s, and the others shared two cores.
+    /// Gb/s of a run of four ranks in which `tc` limited rank 2 to 0.2 Gb/s, and the others shared two cores.
     #[test]
     fn a_port_that_sends_slowly_is_told_from_links_that_differ() {
         let others = [(0, 1, 3.0), (0, 2, 3.2), (0, 3, 2.9), (1, 0, 1.03), (1, 2, 3.1), (1, 3, 3.0)];
@@ -583,7 +583,7 @@ mod tests {
         assert_eq!(slow_port(&links), Some((2, PortWay::From, 0.2, 2.9)));
         assert_eq!(slow_port(&turned), Some((2, PortWay::To, 0.2, 2.9)));
         assert_eq!(slow_port(&links[3..]), None);
-        // Both ways.
+        // In both directions.
         let is_fast = |of: &&Link| of.0 != 2 && of.1 != 2;
         let both: Vec<Link> =
             links.iter().map(|of| if is_fast(&of) { *of } else { (of.0, of.1, 0.5) }).collect();

@@ -25,12 +25,12 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins the log of a communicator, in the place of one that has none any more.
+    /// Begins the log of a communicator, in the place of one that was left.
     pub(super) fn new(memory: Option<Arc<Segment>>, communicator: u64, (rank, size): (u32, u32)) -> Log {
         let place = memory.as_ref().and_then(|memory| free_place(memory));
         let memory = memory.filter(|_| place.is_some());
         if let (Some(memory), Some((base, true))) = (&memory, place) {
-            // A reader takes it for none meanwhile. Pages that were never used stay so.
+            // Meanwhile readers ignore it. Unused pages stay unused.
             let word = |field: usize| memory.word(base + field);
             word(at::COMMUNICATOR).store(0, Ordering::Release);
             for fields in
@@ -59,7 +59,7 @@ impl Log {
         }
     }
 
-    /// Nobody else writes.
+    /// There is no other writer.
     #[inline]
     fn change(&self, field: usize, change: impl FnOnce(u64) -> u64) {
         if let Some(memory) = &self.memory {
@@ -103,13 +103,13 @@ impl Log {
         number
     }
 
-    /// The first poll has looked at an operation.
+    /// The first poll of an operation.
     pub(crate) fn began(&self, number: u64, now: Nanos) {
         self.of(number, at::BEGAN, some(now));
         self.change(at::STARTED, |started| if started == 0 { some(now) } else { started });
     }
 
-    /// Something has moved.
+    /// There was progress.
     pub(crate) fn moved(&self, number: u64, now: Nanos, (steps, done): (usize, usize)) {
         if let Some(base) = self.kept(number) {
             self.change(base + at::FIRST, |first| if first == 0 { some(now) } else { first });
@@ -118,7 +118,7 @@ impl Log {
         }
     }
 
-    /// An operation waits, for these ranks: for this one itself where its device has not ended what it was given.
+    /// An operation waits for these ranks: for this rank itself if its device has not completed its work.
     pub(crate) fn waits(&self, number: u64, peers: &[u32]) {
         let named = peers.iter().take(at::NAMED).rev();
         let named = named.fold(0, |word, peer| word << 16 | (u64::from(*peer) + 1) & 0xffff);
@@ -126,7 +126,7 @@ impl Log {
         self.of(number, at::WAITS_FOR_COUNT, peers.len() as u64);
     }
 
-    /// An operation had nothing to do for so long, until a peer sent something.
+    /// An operation was idle for this time, until a peer sent something.
     pub(crate) fn waited(&self, number: u64, peer: u32, time: Duration) {
         let nanos = nanos(time);
         if let Some(base) = self.kept(number) {
@@ -135,7 +135,7 @@ impl Log {
         self.of_peer(peer, at::WAITED_FOR, nanos);
     }
 
-    /// An operation has ended. The rank that began it last, if it was not this one, and how much later.
+    /// An operation has ended. The rank that started it last, if it was not this one, and how much later.
     pub(crate) fn ended(&self, number: u64, now: Nanos, late: Option<(u32, Duration)>) {
         let late = late.map(|(peer, by)| (peer, nanos(by)));
         if let Some(base) = self.kept(number) {
@@ -162,7 +162,7 @@ impl Log {
         }
     }
 
-    /// So many bytes of elements have gone to a peer.
+    /// This many bytes of elements were sent to a peer.
     pub(crate) fn sent(&self, peer: u32, bytes: u64, is_chunk: bool) {
         self.of_peer(peer, at::SENT, bytes);
         if is_chunk {
@@ -170,9 +170,9 @@ impl Log {
         }
     }
 
-    /// Chunks of so many bytes were under way to a peer for so long.
+    /// Chunks of this many bytes were outstanding to a peer for this time.
     pub(crate) fn was_sending(&self, peer: u32, bytes: u64, time: Duration) {
-        /// What is shorter takes a message's time rather than a link's.
+        /// Shorter transfers measure latency rather than bandwidth.
         const LEAST: u64 = 512 << 10;
         self.of_peer(peer, at::SENDING, nanos(time));
         if bytes >= LEAST
@@ -183,40 +183,40 @@ impl Log {
         }
     }
 
-    /// So many bytes of elements have come from a peer.
+    /// This many bytes of elements were received from a peer.
     pub(crate) fn received(&self, peer: u32, bytes: u64) {
         self.of_peer(peer, at::RECEIVED, bytes);
     }
 
-    /// The rank was off its core for so long while it waited for an operation.
+    /// The rank was off its core for this time while it waited for an operation.
     pub(crate) fn away(&self, time: Duration) {
         let nanos = nanos(time);
         self.change(at::AWAY, |away| away.wrapping_add(nanos));
         self.change(at::AWAY_MOST, |most| most.max(nanos));
     }
 
-    /// A rail to a peer is left.
+    /// A rail to a peer has failed.
     pub(crate) fn rail_is_left(&self, peer: u32, rail: usize) {
         if let Some(base) = peer_at(peer) {
             self.change(base + at::RAILS, |rails| (rails | 1 << rail).wrapping_add(1 << 32));
         }
     }
 
-    /// A rail to a peer is taken up again.
+    /// A rail to a peer is used again.
     pub(crate) fn rail_is_back(&self, peer: u32, rail: usize) {
         if let Some(base) = peer_at(peer) {
             self.change(base + at::RAILS, |rails| rails & !(1 << rail));
         }
     }
 
-    /// The communicator is of no use any more.
+    /// The communicator has failed.
     pub(crate) fn failed(&self, why: &str) {
         for (word, bytes) in why.as_bytes().chunks(8).take(at::FAILURE_TEXT / 8).enumerate() {
             self.set(at::FAILURE + 8 * word, word_of(bytes));
         }
     }
 
-    /// The program has given it back. What is recorded stays until another communicator needs the room.
+    /// The program has left it. The recording stays until another communicator needs the room.
     pub(crate) fn left(&self) {
         if let Some(memory) = &self.memory
             && memory.word(self.base + at::HAS_LEFT).load(Ordering::Relaxed) == 0
@@ -226,7 +226,7 @@ impl Log {
         }
     }
 
-    /// Where an operation is, if it is still kept.
+    /// The position of an operation, if it is still kept.
     fn kept(&self, number: u64) -> Option<usize> {
         (self.memory.is_some() && number + at::KEPT as u64 >= self.count.get()).then(|| operation(number))
     }
@@ -258,7 +258,7 @@ fn peer_at(peer: u32) -> Option<usize> {
     ((peer as usize) < at::PEERS_MAX).then(|| at::PEERS + peer as usize * at::PEER)
 }
 
-/// A place that no log was at, or else that of the communicator that was left first; and whether one was.
+/// An unused place, or else that of the communicator that was left first; and whether one was.
 fn free_place(memory: &Segment) -> Option<(usize, bool)> {
     let unused = words(memory, at::COMMUNICATOR).find(|(_, id)| *id == 0);
     let left = || words(memory, at::HAS_LEFT).filter(|(_, left)| *left != 0).min_by_key(|(_, left)| *left);
@@ -278,7 +278,7 @@ fn words(memory: &Segment, field: usize) -> impl Iterator<Item = (usize, u64)> {
     places.map(move |place| (place, memory.word(place + field).load(Ordering::Relaxed)))
 }
 
-/// A time that is one: the clock of a simulation begins at 0.
+/// A time other than 0: the clock of a simulation begins at 0.
 fn some(now: Nanos) -> u64 {
     now.0.max(1)
 }
@@ -287,7 +287,7 @@ fn pair(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// Eight bytes at most, zeros behind them.
+/// At most eight bytes, padded with zeros.
 pub(super) fn word_of(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     word[..bytes.len()].copy_from_slice(bytes);

@@ -1,5 +1,5 @@
-//! Reads a recording: in this process, in another one, or in a file. Nothing in it is trusted: a file may come from
-//! anybody, and a recording may be written at the same time.
+//! Reads a recording: in this process, in another one, or in a file. Nothing in it is trusted: a file may be from anyone, and a
+//! recording may be written at the same time.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::operation::Kind;
 use crate::ports::MAX_RAILS;
 use crate::{Algorithm, MAX_SIZE};
 
-/// What the communicators of a process have done last. Times are since the Unix epoch, by the clock of the process's host.
+/// The latest operations of a process's communicators. Times are since the Unix epoch, by the clock of the process's host.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Recording {
@@ -21,14 +21,13 @@ pub struct Recording {
     pub process: u32,
     /// Its host's name.
     pub host: String,
-    /// The device that its packets leave from.
+    /// The device that sends its packets.
     pub device: String,
-    /// When it has polled last: it answers nobody meanwhile.
+    /// When it last polled: between polls it does not answer.
     pub polled: Duration,
     /// When the recording was taken.
     pub taken: Duration,
-    /// Its communicators, also those that it has left, up to 64 in all: one that was left gives way to a new one, the first of
-    /// them first.
+    /// Its communicators, including those that it has left, up to 64 in total: a new one replaces the one that was left first.
     pub communicators: Vec<RecordedCommunicator>,
 }
 
@@ -38,20 +37,20 @@ pub struct Recording {
 pub struct RecordedCommunicator {
     /// The same at all ranks.
     pub id: u64,
-    /// Whose part it is.
+    /// The rank.
     pub rank: u32,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub size: u32,
     /// Operations of all ranks that its program has called.
     pub calls: u64,
-    /// Why it is of no use any more.
+    /// Why it has failed.
     pub failure: Option<String>,
-    /// The program has given it back.
+    /// The program has left it.
     pub has_left: bool,
-    /// When its first operation began.
+    /// When its first operation started.
     pub started: Option<Duration>,
-    /// For how long the rank was off its core, 10 ms or more at a time, while its program waited for operations
-    /// ([`Collectives::wait`](crate::Collectives::wait)): in all, and at most.
+    /// How long the rank was off its core, 10 ms or more at a time, while its program waited for operations
+    /// ([`Collectives::wait`](crate::Collectives::wait)): total and maximum.
     pub away: Duration,
     /// See [`away`](RecordedCommunicator::away).
     pub away_at_most: Duration,
@@ -59,7 +58,7 @@ pub struct RecordedCommunicator {
     pub operations: Vec<OperationRecord>,
     /// See [`operations`](RecordedCommunicator::operations).
     pub forgotten: u64,
-    /// What it has exchanged with other ranks.
+    /// Its traffic with other ranks.
     pub peers: Vec<PeerRecord>,
 }
 
@@ -67,42 +66,42 @@ pub struct RecordedCommunicator {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct OperationRecord {
-    /// It counts all operations of this rank.
+    /// Its number among all operations of this rank.
     pub number: u64,
-    /// Which call of all ranks it is; `None` for sends and receives, and what the communicator does by itself.
+    /// Its number among the calls of all ranks; `None` for sends and receives, and for operations of the communicator itself.
     pub call: Option<u32>,
-    /// What it is, in words.
+    /// The operation, in words.
     pub operation: String,
     /// The same without its number and algorithm.
     pub kind: Kind,
-    /// How it is carried out.
+    /// Its algorithm.
     pub algorithm: Algorithm,
     /// Bytes of its input or output, whichever is longer.
     pub bytes: u64,
-    /// Without packets.
+    /// Whether it is without packets.
     pub is_mapped: bool,
-    /// When the rank first looked at it; `None` if it has not polled since it called.
+    /// When the rank first polled it; `None` if it has not polled since the call.
     pub began: Option<Duration>,
-    /// When something moved first and last.
+    /// When it made progress first and last.
     pub first: Option<Duration>,
     /// See [`first`](OperationRecord::first).
     pub last: Option<Duration>,
     /// When it ended; `None` if it has not.
     pub ended: Option<Duration>,
-    /// How many steps it has, and how many are done.
+    /// The number of steps, and of completed steps.
     pub steps: (u32, u32),
-    /// The rank that began it last, and how much later than this one, as far as this rank has heard of it.
+    /// The rank that started it last, and how much later than this one, as far as this rank knows.
     pub late: Option<(u32, Duration)>,
-    /// How long it had nothing to do until another rank sent something.
+    /// How long it was idle until another rank sent something.
     pub waited: Duration,
-    /// The first ranks that it waits for, once it has waited for long, and how many there are. The recorded rank itself: its device
-    /// has not ended what it was given.
+    /// The first ranks that it waits for, after a long wait, and how many there are. If it is the recorded rank itself, its
+    /// device has not completed its work.
     pub waits_for: Vec<u32>,
     /// See [`waits_for`](OperationRecord::waits_for).
     pub waits_for_count: u32,
 }
 
-/// What a rank has exchanged with another one, by packets.
+/// The traffic of a rank with another one, by packets.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct PeerRecord {
@@ -110,26 +109,26 @@ pub struct PeerRecord {
     pub peer: u32,
     /// The number of the queue pair to it; 0 if there is none.
     pub qp: u32,
-    /// Bytes of elements that have gone there.
+    /// Bytes of elements sent.
     pub sent_bytes: u64,
-    /// Those of them that went in chunks, the time in which chunks were under way, and the bytes in a second of the quickest that
-    /// were under way together: what the link can do, whatever the other rank was about at other times.
+    /// Of these, the bytes in chunks, the time in which chunks were outstanding, and the bytes per second of the fastest that
+    /// were outstanding together: the bandwidth of the link, independent of pauses of the other rank.
     pub chunk_bytes: u64,
     /// See [`chunk_bytes`](PeerRecord::chunk_bytes).
     pub sending: Duration,
     /// See [`chunk_bytes`](PeerRecord::chunk_bytes).
     pub quickest: u64,
-    /// Bytes of elements that have come from there.
+    /// Bytes of elements received.
     pub received_bytes: u64,
-    /// How long this rank had nothing to do until that one sent something.
+    /// How long this rank was idle until that one sent something.
     pub waited: Duration,
-    /// In how many operations it was the last to begin, how much later than this rank in all, and at most.
+    /// In how many operations it was the last to start, and how much later than this rank: total and maximum.
     pub late: u64,
     /// See [`late`](PeerRecord::late).
     pub late_by: Duration,
     /// See [`late`](PeerRecord::late).
     pub late_at_most: Duration,
-    /// The rails to it that were left and are not back, and how often one was left.
+    /// The rails to it that have failed and not recovered, and the number of failures.
     pub rails_left: Vec<u32>,
     /// See [`rails_left`](PeerRecord::rails_left).
     pub rail_failures: u32,
@@ -143,10 +142,10 @@ pub struct NotARecording {
 }
 
 impl Recording {
-    /// From the bytes of a file that a rank has left.
+    /// Parses the bytes of a file that a rank has written.
     ///
     /// # Errors
-    /// [`NotARecording`]. What makes no sense inside of a recording is left out.
+    /// [`NotARecording`]. Invalid parts of a recording are left out.
     pub fn parse(bytes: &[u8]) -> Result<Recording, NotARecording> {
         let not = |problem| Err(NotARecording { problem });
         let words = Words(bytes);
@@ -173,8 +172,8 @@ impl Recording {
         })
     }
 
-    /// Those of the processes of this host that this one may look into, whether they work or hang: of the same user, or of all for
-    /// root. With each goes why it could not be read; one that has ended meanwhile is left out.
+    /// Recordings of the processes of this host that this one may read, working or hanging: of the same user, or for root of all
+    /// users. Each is the recording or the reason why it could not be read; a process that has ended meanwhile is left out.
     pub fn running() -> Vec<(u32, Result<Recording, String>)> {
         let parse = |(pid, bytes): (u32, Result<Vec<u8>, String>)| {
             let recording =
@@ -185,8 +184,8 @@ impl Recording {
     }
 
     /// Writes those of the [running](Recording::running) processes that are `wanted` to files in a directory, as
-    /// [`FlightRecorder::dump_into`](super::FlightRecorder::dump_into) does in the process itself. With each process goes the path,
-    /// or why there is none.
+    /// [`FlightRecorder::dump_into`](super::FlightRecorder::dump_into) does in the process itself. Returns the path for each
+    /// process, or the error.
     pub fn dump_running(folder: &Path, wanted: impl Fn(u32) -> bool) -> Vec<(u32, Result<PathBuf, String>)> {
         let dump = |(pid, bytes): (u32, Result<Vec<u8>, String>)| {
             let path = bytes.and_then(|mut bytes| {
@@ -202,7 +201,7 @@ impl Recording {
     }
 }
 
-/// The bytes of running recordings, as a file has them.
+/// The bytes of running recordings, in the format of files.
 fn running_bytes(wanted: impl Fn(u32) -> bool) -> impl Iterator<Item = (u32, Result<Vec<u8>, String>)> {
     let read = |found: segment::Found| {
         let bytes = match found.read(super::NAME, at::BYTES_ALL) {
@@ -210,7 +209,7 @@ fn running_bytes(wanted: impl Fn(u32) -> bool) -> impl Iterator<Item = (u32, Res
             bytes => bytes.map_err(|error| error.to_string()),
         };
         let stamp = |mut bytes: Vec<u8>| {
-            // Its process may see itself by another number.
+            // Its process may have another PID in its own namespace.
             super::set(&mut bytes, at::PROCESS, found.pid.into());
             super::set(&mut bytes, at::TAKEN, super::nanos(super::since_epoch()));
             bytes
@@ -274,7 +273,7 @@ impl RecordedCommunicator {
         })
     }
 
-    /// Operations that have begun and not ended.
+    /// Operations started and not ended.
     pub fn under_way(&self) -> impl Iterator<Item = &OperationRecord> {
         self.operations.iter().filter(|operation| operation.ended.is_none())
     }
@@ -287,7 +286,7 @@ impl OperationRecord {
         clock: &ProcessClock,
     ) -> Option<OperationRecord> {
         let number = record.at(at::NUMBER).checked_sub(1)?;
-        // One that is written just now has the number of none or of one before.
+        // One that is being written has no number or that of an earlier one.
         if number >= count || number % at::KEPT as u64 != index as u64 || number + (at::KEPT as u64) < count {
             return None;
         }
@@ -320,7 +319,7 @@ impl OperationRecord {
     }
 }
 
-/// What two clocks said at one time.
+/// Two clocks at the same time.
 struct ProcessClock {
     now: u64,
     epoch: u64,
@@ -334,7 +333,7 @@ impl ProcessClock {
     }
 }
 
-/// Words of eight bytes; 0 behind the end.
+/// Words of eight bytes; 0 after the end.
 #[derive(Clone, Copy)]
 struct Words<'a>(&'a [u8]);
 
@@ -349,7 +348,7 @@ impl Words<'_> {
         ((word >> 32) as u32, word as u32)
     }
 
-    /// What is no printable text is replaced.
+    /// Unprintable text is replaced.
     fn text(self, offset: usize, length: usize) -> String {
         let bytes = self.0.get(offset..offset + length).unwrap_or_default();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(length.min(bytes.len()));

@@ -1,4 +1,4 @@
-//! Placements that have a cost.
+//! Costly placements.
 
 use std::fmt;
 
@@ -6,37 +6,37 @@ use ferroce::driver::topology::{CpuSet, Distance, Nic, NicState, PciAddress, Pci
 
 use super::{Rail, Rank, gigabits, label, nics, remoteness};
 
-/// A placement that costs.
+/// A costly placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warning {
-    /// Of which kind it is.
+    /// Its kind.
     pub kind: WarningKind,
-    /// The devices that it is about, as they are called.
+    /// The names of the devices concerned.
     pub subject: String,
-    /// What is placed wrongly.
+    /// The problem.
     pub what: String,
-    /// What it costs.
+    /// Its cost.
     pub cost: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// Kinds of placement that cost.
+/// Kinds of costly placements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WarningKind {
-    /// No NIC serves the ranks.
+    /// There is no suitable NIC for the ranks.
     NoNic,
-    /// A GPU is at another socket than its NIC, or farther from it than other GPUs are from theirs.
+    /// A GPU is on another socket than its NIC, or farther from it than other GPUs are from theirs.
     FarNic,
-    /// More ranks use a NIC than use others.
+    /// A NIC has more ranks than others.
     SharedNic,
     /// A NIC is slower than others that ranks use.
     SlowNic,
-    /// A PCIe link is slower than the ports behind it.
+    /// A PCIe link is slower than the ports of its card.
     SlowPcie,
-    /// A PCIe link runs with less than both of its ends can.
+    /// A PCIe link runs below the capabilities of its two ends.
     LinkBelowMaximum,
     /// A NIC that is nearer than those in use is down.
     NicDown,
@@ -66,7 +66,7 @@ impl WarningKind {
     }
 }
 
-/// In a line.
+/// In one line.
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Warning { subject, what, cost, remedy, .. } = self;
@@ -74,7 +74,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// All of a host.
+/// All costly placements of a host.
 pub(super) fn find(host: &Topology, ranks: &[Rank], rails: &[Rail]) -> Vec<Warning> {
     let mut found = Vec::new();
     found.extend(no_nic(ranks));
@@ -131,14 +131,14 @@ fn far_nics(host: &Topology, ranks: &[Rank]) -> Vec<Warning> {
     ranks.iter().filter(|rank| is_far(rank)).filter_map(warning).collect()
 }
 
-/// `, and access to memory of node 1 from node 0 costs 2.1 times …`, if the firmware tells.
+/// `, and access to memory of node 1 from node 0 costs 2.1 times …`, if the firmware reports it.
 fn nodes_apart(host: &Topology, from: Option<PciAddress>, to: Option<PciAddress>) -> String {
     let node = |at: Option<PciAddress>| host.device(at?)?.numa_node;
     let told = node(from).zip(node(to)).filter(|(from, to)| from != to);
     told.and_then(|(from, to)| times(host, from, to)).map_or(String::new(), |times| format!(", {times}"))
 }
 
-/// What the firmware's table says of memory of another node.
+/// The firmware's cost of memory of another node.
 fn times(host: &Topology, from: u32, to: u32) -> Option<String> {
     let (own, other) = (host.node_distance(from, from)?, host.node_distance(from, to)?);
     let times = f64::from(other) / f64::from(own.max(1));
@@ -147,7 +147,7 @@ fn times(host: &Topology, from: u32, to: u32) -> Option<String> {
     ))
 }
 
-/// NICs that would serve ranks better than theirs, and can't.
+/// NICs that would be better for ranks than theirs, and can't be used.
 fn unused_nics(host: &Topology, ranks: &[Rank]) -> Vec<Warning> {
     let candidates = host.nics.iter().filter(|nic| nics::is_candidate(host, nic));
     candidates.filter_map(|nic| unused(host, ranks, nic)).collect()
@@ -286,7 +286,7 @@ fn slow_link(host: &Topology, nic: &Nic) -> Option<Warning> {
     })
 }
 
-/// What the link of a function could be, and whether the port above could be so, too; if it runs below that.
+/// If the link of a function runs below its capabilities: these, and whether the upstream port has them too.
 fn trained_below(host: &Topology, place: PciAddress) -> Option<(PcieRate, bool)> {
     let device = host.device(place)?;
     let link = device.link?;
@@ -295,7 +295,7 @@ fn trained_below(host: &Topology, place: PciAddress) -> Option<(PcieRate, bool)>
     is_below(link.max).then(|| (link.max, above.is_none_or(|above| is_below(above.max))))
 }
 
-/// GPUs lower the speed of their links when they are idle, but not the lanes.
+/// Idle GPUs reduce the speed of their links, but not the lanes.
 fn narrow_gpu(host: &Topology, rank: &Rank) -> Option<Warning> {
     let link = host.device(rank.gpu?)?.link?;
     (link.current.lanes < link.max.lanes).then(|| Warning {
@@ -322,7 +322,7 @@ fn no_address(nic: &Nic) -> Option<Warning> {
     })
 }
 
-/// Of a process that is one of the ranks, or any if it is not said which.
+/// For a process that is one of the ranks, or any if unspecified.
 pub(super) fn of_process(
     host: &Topology,
     ranks: &[Rank],
@@ -339,7 +339,7 @@ pub(super) fn of_process(
     let may = host.nodes_of(cpus);
     let outside: Vec<u32> = may.iter().copied().filter(|node| !near.contains(node)).collect();
     let (what, is_bound) = match (rank, &near[..], &outside[..]) {
-        // Nobody knows where it should be.
+        // Its position is unknown.
         (_, [], _) => return Vec::new(),
         (_, _, outside) if outside.len() == may.len() && !may.is_empty() => {
             (format!("it runs on {}, and {} on {}", nodes(&may), of_rank(rank), nodes(&near)), true)

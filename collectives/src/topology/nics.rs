@@ -1,10 +1,10 @@
-//! Which NIC each GPU uses.
+//! The NIC of each GPU.
 
 use ferroce::driver::topology::{Distance, Nic, NicState, PciAddress, Topology};
 
 use super::{MAX_RANKS, Rail, Rank, gigabits, remoteness};
 
-/// NICs with less than this part of the fastest one's rate are for management.
+/// NICs with less than this fraction of the fastest one's rate are for management.
 const LEAST_PART: u64 = 4;
 
 /// One for each GPU, with its NIC; without GPUs one for each NIC.
@@ -18,7 +18,7 @@ pub(super) fn ranks(host: &Topology) -> Vec<Rank> {
             .filter_map(|nic| Some(of_nic(nic, host.nics.get(nic)?)))
             .collect();
     }
-    // Sets of nearest NICs lie in each other or apart, as the PCI tree does: whoever has the least choice takes first.
+    // Sets of nearest NICs are nested or disjoint, like the PCI tree: GPUs with the fewest choices are assigned first.
     let mut nearest: Vec<(usize, Vec<usize>, Distance)> = gpus
         .iter()
         .enumerate()
@@ -64,7 +64,7 @@ fn reason(host: &Topology, nics: &[usize], distance: Distance) -> String {
     }
 }
 
-/// The NICs nearest to a GPU, and how far they are.
+/// The NICs nearest to a GPU, and their distance.
 fn nearest(host: &Topology, gpu: PciAddress, usable: &[usize]) -> (Vec<usize>, Distance) {
     let far = |nic: usize| {
         let place = host.nics.get(nic).and_then(|nic| nic.pci);
@@ -75,12 +75,12 @@ fn nearest(host: &Topology, gpu: PciAddress, usable: &[usize]) -> (Vec<usize>, D
     (nics, least.map_or(Distance::Unknown, |(distance, _)| distance))
 }
 
-/// The NICs that count, by their places in the list of all.
+/// The NICs that count, by their positions in the list of all.
 pub(super) fn usable(host: &Topology) -> Vec<usize> {
     let serves = |nic: &Nic| is_candidate(host, nic) && !nic.is_infiniband && nic.state != NicState::Down;
     let serving: Vec<(usize, &Nic)> = host.nics.iter().enumerate().filter(|(_, nic)| serves(nic)).collect();
     let fastest = serving.iter().filter_map(|(_, nic)| nic.rate).max();
-    // Who does not tell its rate counts where nobody does.
+    // NICs without a known rate count if no rate is known.
     let is_fast = |nic: &Nic| match (nic.rate, fastest) {
         (Some(rate), Some(fastest)) => rate >= fastest / LEAST_PART,
         (rate, fastest) => rate == fastest,
@@ -88,14 +88,14 @@ pub(super) fn usable(host: &Topology) -> Vec<usize> {
     serving.into_iter().filter(|(_, nic)| is_fast(nic)).map(|(at, _)| at).collect()
 }
 
-/// Whether it is hardware of its own, or has an RNIC: rdma_rxe on a virtual interface, for one.
+/// Whether it is hardware, or has an RNIC, such as rdma_rxe on a virtual interface.
 pub(super) fn is_candidate(host: &Topology, nic: &Nic) -> bool {
     let physical = nic.pci.and_then(|at| host.device(at)?.physical);
     let is_second = physical.is_some_and(|physical| host.nics.iter().any(|nic| nic.pci == Some(physical)));
     (nic.pci.is_some() || !nic.rnics.is_empty()) && !is_second
 }
 
-/// The NICs that ranks use, and why these.
+/// The NICs that ranks use, with the reason.
 pub(super) fn rails(host: &Topology, ranks: &[Rank]) -> (Vec<Rail>, String) {
     let mut rails: Vec<Rail> = Vec::new();
     for (number, rank) in ranks.iter().enumerate() {

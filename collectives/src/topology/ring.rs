@@ -8,17 +8,17 @@ use crate::schedule::position_in_tree;
 /// The most ranks for which all orders are compared: 12² × 2¹² steps.
 const MAX_EXACT: usize = 12;
 
-/// The way from rank to rank.
+/// The ring of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ring {
-    /// From rank 0 to rank 1, and so on; the last is that back to rank 0. Empty for less than two ranks.
+    /// From rank 0 to rank 1, and so on; the last one is back to rank 0. Empty for fewer than two ranks.
     pub hops: Vec<Distance>,
     /// Hops between sockets.
     pub crossings: usize,
     /// Whether no order is better.
     pub is_exact: bool,
-    /// Why this order.
+    /// The reason for this order.
     pub reason: String,
 }
 
@@ -32,7 +32,7 @@ pub struct Tree {
     pub depth: usize,
     /// Hops between sockets.
     pub crossings: usize,
-    /// Why these parents.
+    /// The reason for these parents.
     pub reason: String,
 }
 
@@ -104,7 +104,8 @@ fn crossings(hops: &[Distance]) -> usize {
     hops.iter().filter(|hop| **hop == Distance::Sys).count()
 }
 
-/// The order of ranks along the best ring from rank 0 on, and whether there is none better. Of equals it is the first by the alphabet.
+/// The order of ranks along the best ring from rank 0 on, and whether there is none better. Of equal ones it is the
+/// lexicographically first.
 pub(super) fn order(host: &Topology, ranks: &[Rank]) -> (Vec<usize>, bool) {
     let costs: Vec<Vec<u64>> =
         ranks.iter().map(|a| ranks.iter().map(|b| cost(host, a, b)).collect()).collect();
@@ -114,7 +115,7 @@ pub(super) fn order(host: &Topology, ranks: &[Rank]) -> (Vec<usize>, bool) {
     }
 }
 
-/// One more hop between sockets is worse than all others together: there are at most [`MAX_RANKS`](super::MAX_RANKS).
+/// One more hop between sockets costs more than all other hops together: there are at most [`MAX_RANKS`](super::MAX_RANKS).
 fn cost(host: &Topology, a: &Rank, b: &Rank) -> u64 {
     let (Some(a), Some(b)) = (a.place(host), b.place(host)) else { return 100 };
     let (distance, between) = remoteness(host, a, b);
@@ -130,7 +131,7 @@ fn cost(host: &Topology, a: &Rank, b: &Rank) -> u64 {
     }
 }
 
-/// By Held and Karp: what the rest of the way costs from each rank, for each set of ranks that have been visited.
+/// By Held and Karp: the cost of the rest of the ring from each rank, for each set of visited ranks.
 fn exact(costs: &[Vec<u64>]) -> Vec<usize> {
     let count = costs.len();
     if count < 2 {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::SharedMemory;
 
-/// What to open.
+/// The port to open.
 #[derive(Clone, Debug)]
 #[must_use]
 #[non_exhaustive]
@@ -13,27 +13,27 @@ pub struct AfXdpConfig {
     pub interface: String,
     /// The receive and transmit queue of the interface; all of them if `None`.
     pub queue: Option<u32>,
-    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
-    /// 65536. Few of them lose frames when the receiver is kept from its core. Several queues divide
-    /// them, but each has 2048 at least (or all, if they are fewer), up to eight queues, and a share of 16384 beyond.
+    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to 65536.
+    /// With few of them frames are lost while the receiver is off its core. Several queues divide them, but up to eight queues
+    /// have at least 2048 each (or all, if there are fewer), and more queues share 16384.
     pub rx_frames: u32,
-    /// Frames that may be under way to the wire at once, 1 to 1024.
+    /// The most outstanding frames to send, 1 to 1024.
     pub tx_frames: u32,
     /// Whether RoCE v1 (EtherType 0x8915) is received as well.
     pub roce_v1: bool,
-    /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts.
-    /// Helps where the device's interrupts come to the poll loop's own core; does nothing on veth.
+    /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts. Helps if the device's
+    /// interrupts are on the poll loop's core; has no effect on veth.
     pub busy_poll: Option<Duration>,
-    /// Whether other processes of this user may share the interface's addresses, by UDP sockets: then half of the queue pair
-    /// numbers are the port's, the even ones. Only a port on all queues shares any.
+    /// Whether other processes of this user may share the interface's addresses, with UDP sockets: then the port has only the
+    /// even queue pair numbers. Only a port on all queues shares them.
     pub sharing: bool,
-    /// Whether processes of this user on addresses of this host are reached by shared memory; without it they are by mail,
-    /// which is slow. It needs `sharing`.
+    /// Whether shared memory is used to processes of this user on addresses of this host; without it mail is used, which is slow.
+    /// It needs `sharing`.
     pub shared_memory: SharedMemory,
 }
 
 impl AfXdpConfig {
-    /// All queues of the interface, with sizes that lose nothing between two busy cores.
+    /// All queues of the interface, with sizes that cause no loss between two busy cores.
     pub fn new(interface: impl Into<String>) -> AfXdpConfig {
         AfXdpConfig {
             interface: interface.into(),
@@ -57,7 +57,7 @@ impl AfXdpConfig {
         AfXdpConfig { rx_frames, ..self }
     }
 
-    /// Frames under way to the wire at once, 1 to 1024; 1024 by default.
+    /// The most outstanding frames to send, 1 to 1024; 1024 by default.
     pub fn tx_frames(self, tx_frames: u32) -> Self {
         AfXdpConfig { tx_frames, ..self }
     }
@@ -77,7 +77,7 @@ impl AfXdpConfig {
         AfXdpConfig { sharing, ..self }
     }
 
-    /// Processes of this host are reached by shared memory; on by default.
+    /// Shared memory is used to processes of this host; on by default.
     pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         AfXdpConfig { shared_memory, ..self }
     }

@@ -1,7 +1,7 @@
 //! Frame memory (the UMEM) and the transmit slots in it.
 //!
-//! A transmit slot is one to three neighbouring chunks of the UMEM. A frame is written contiguously, and only what is
-//! past 3840 bytes is moved, for a second descriptor.
+//! A transmit slot is one to three neighbouring chunks of the UMEM. A frame is written contiguously, and only the bytes after the
+//! first 3840 are moved, for a second descriptor.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -22,16 +22,16 @@ pub(super) struct Frames {
     /// Owns the mapping, all of whose pages are there from the start: xsk-rs maps with
     /// `MAP_POPULATE`, and registration pins them.
     pub(super) umem: Umem,
-    /// What the mapping is made of.
+    /// The page size of the mapping.
     pub(super) pages: Pages,
 }
 
 /// The pages of a UMEM.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// Huge pages of so many bytes.
+    /// Huge pages of this size.
     Huge(usize),
-    /// Ordinary pages, and why.
+    /// Ordinary pages, with the reason.
     Ordinary(String),
 }
 
@@ -105,7 +105,7 @@ impl Frames {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(address), len) }
     }
 
-    /// As [`Frames::bytes`], to write.
+    /// As [`Frames::bytes`], mutable.
     ///
     /// # Safety
     /// As [`Frames::bytes`].
@@ -124,13 +124,13 @@ pub(super) struct TxSlots {
     chunk_size: usize,
     /// Data bytes of a chunk, after the headroom that the kernel keeps for XDP.
     chunk_data: usize,
-    /// Slots that hold no frame, the last used on top: its memory is still in the cache.
+    /// Free slots, the last used on top: its memory is still in the cache.
     free: Vec<usize>,
-    /// The chunks of each slot that the kernel has, a bit each.
+    /// The chunks of each slot that the kernel has, one bit each.
     in_flight: Box<[u8]>,
 }
 
-/// XDP_PKT_CONTD: the frame goes on in the next descriptor.
+/// XDP_PKT_CONTD: the frame continues in the next descriptor.
 pub(super) const CONTINUED: u32 = 1;
 
 impl TxSlots {
@@ -193,8 +193,8 @@ impl TxSlots {
         count
     }
 
-    /// Takes back the chunk at this address, with which the kernel says that it is done. Returns whether it
-    /// had it: else nothing happens, for a slot that is free twice would hold two frames at once.
+    /// Takes back the chunk at this address, which the kernel has completed. Returns whether the kernel had it: otherwise nothing
+    /// happens, because a slot freed twice would hold two frames at once.
     #[must_use]
     pub(super) fn complete(&mut self, address: usize) -> bool {
         let number = address / self.chunk_size;
@@ -214,7 +214,7 @@ impl TxSlots {
     }
 }
 
-/// The huge pages that the system has set apart.
+/// The huge pages that the system has reserved.
 #[derive(Clone, Copy, Debug, Default)]
 struct HugePages {
     size: usize,
@@ -234,7 +234,7 @@ impl HugePages {
         }
     }
 
-    /// The size of a page and that of a mapping of whole ones for `len` bytes; or why not.
+    /// The size of a page and that of a mapping of whole pages for `len` bytes; or the reason against it.
     fn for_mapping(self, len: usize) -> Result<(usize, usize), String> {
         let HugePages { size, free } = self;
         if size == 0 {

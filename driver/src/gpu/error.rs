@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// What a GPU refuses.
+/// Errors of GPUs.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -9,30 +9,30 @@ pub enum GpuError {
         "{copies} copies or reductions are under way, which is all that the queue holds: try again when some have ended"
     )]
     Full {
-        /// How many there are.
+        /// The size of the queue.
         copies: usize,
     },
-    /// A call of the device's library has failed.
+    /// A call of the device's library failed.
     #[error("{device}: {call}: {reason}")]
     Call {
         /// The device.
         device: String,
         /// The function.
         call: &'static str,
-        /// What it returned, and the remedy if there is one.
+        /// Its result, and the remedy if there is one.
         reason: String,
     },
-    /// The device does not do that.
+    /// The device does not support this.
     #[error("{device}: {what}: {reason}")]
     Unsupported {
         /// The device.
         device: String,
-        /// What was asked for.
+        /// The requested operation.
         what: String,
         /// What is missing, and the remedy if there is one.
         reason: String,
     },
-    /// Elements of a reduction don't begin at a multiple of their size.
+    /// Elements of a reduction are not aligned to their size.
     #[error(
         "{device}: elements of {size} bytes begin at byte {offset} of its memory: a multiple of {size} is needed"
     )]
@@ -41,23 +41,23 @@ pub enum GpuError {
         device: String,
         /// Bytes of an element.
         size: usize,
-        /// Where they begin.
+        /// The offset of a misaligned one.
         offset: u64,
     },
     /// There is no such device.
     #[error("{device}: {reason}")]
     NoDevice {
-        /// As it was named.
+        /// The requested name.
         device: String,
-        /// What there is, and what is missing.
+        /// The existing devices, and what is missing.
         reason: String,
     },
-    /// Host memory could not be had.
+    /// Host memory could not be allocated.
     #[error("{bytes} bytes of host memory for copies of a GPU: {reason}")]
     Staging {
         /// How many.
         bytes: usize,
-        /// What the kernel says.
+        /// The kernel's error.
         reason: String,
     },
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Device, GpuError};
 
-/// What `--memory` names: a GPU by the library that reaches it, and its number there.
+/// A GPU name, as in `--memory`: the library and the number of the device there.
 ///
 /// | text | meaning |
 /// |---|---|
@@ -13,30 +13,30 @@ use super::{Device, GpuError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GpuSpec {
-    /// By OpenCL; feature `opencl`.
+    /// With OpenCL; feature `opencl`.
     OpenCl(usize),
-    /// By CUDA; feature `cuda`.
+    /// With CUDA; feature `cuda`.
     Cuda(usize),
 }
 
-/// A GPU that was found.
+/// An existing GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FoundGpu {
-    /// What opens it.
+    /// The name that opens it.
     pub spec: GpuSpec,
-    /// What it calls itself, and by whose implementation.
+    /// Its own name, and that of the implementation.
     pub name: String,
     /// Bytes of its memory.
     pub memory: u64,
-    /// Its place on the PCI bus, as `0000:3b:00.0`, if it tells.
+    /// Its PCI address, such as `0000:3b:00.0`, if reported.
     pub pci: Option<String>,
-    /// What keeps its memory from being [exported](crate::Memory::export) to a network card, if anything is known to.
+    /// Why its memory can't be [exported](crate::Memory::export) to a network card, if a reason is known.
     pub no_dma_buf: Option<String>,
 }
 
 impl GpuSpec {
-    /// All GPUs, those of CUDA first, and of each library that has none the reason.
+    /// All GPUs, those of CUDA first, and for each library without GPUs the reason.
     pub fn all() -> (Vec<FoundGpu>, Vec<GpuError>) {
         let (mut found, mut absent) = (Vec::new(), Vec::new());
         for gpus in [GpuSpec::of_cuda(), GpuSpec::of_opencl()] {
@@ -88,7 +88,7 @@ impl GpuSpec {
         Err(GpuSpec::OpenCl(0).not_built("opencl"))
     }
 
-    /// Opens it. Memory and queues belong to the handle that made them: open a device once.
+    /// Opens it. Memory and queues belong to the handle that created them: open a device only once.
     ///
     /// # Errors
     /// [`GpuError::NoDevice`], with what is missing; [`GpuError::Call`].

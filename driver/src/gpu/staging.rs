@@ -4,13 +4,13 @@ use std::sync::Arc;
 use super::GpuError;
 use crate::memory::{AnonymousMapping, Span, copy_in};
 
-/// Host memory between the memory of GPUs and packets. Clones are the same bytes.
+/// Host memory between GPU memory and packets. Clones are the same bytes.
 ///
 /// A device may write them at any time, so there are no slices of them.
 #[derive(Clone, Debug)]
 pub struct Staging {
     mapping: Arc<AnonymousMapping>,
-    /// Of the mapping, which has it as a slice.
+    /// The length of the mapping.
     len: usize,
 }
 
@@ -31,7 +31,7 @@ impl Staging {
         self.len
     }
 
-    /// Whether these are the same bytes.
+    /// Whether both are the same bytes.
     #[cfg(feature = "opencl")]
     pub(super) fn is(&self, other: &Staging) -> bool {
         Arc::ptr_eq(&self.mapping, &other.mapping)
@@ -74,7 +74,7 @@ impl Staging {
         unsafe { std::ptr::copy(from.address(), self.place(at, from.len()).as_ptr(), from.len()) };
     }
 
-    /// Where these bytes are.
+    /// The address of these bytes.
     ///
     /// # Panics
     /// If there are fewer.

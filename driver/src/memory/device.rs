@@ -1,4 +1,4 @@
-//! Memory of a GPU, which the CPU never touches.
+//! GPU memory, which the CPU never accesses.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use super::{Handle, Memory, MemoryError, MemoryKind};
 use crate::gpu::{Block, Device, DmaBuf};
 
 impl Memory {
-    /// Memory of a GPU, which is one block of it. `address` is what the device calls its first byte; a device whose memory has
-    /// no addresses says where nothing is.
+    /// GPU memory, one block of it. `address` is the device's address of the first byte; a device whose memory has no addresses
+    /// passes one that is unmapped.
     pub fn of_device(block: Arc<dyn Block>, address: NonNull<u8>, len: usize) -> Memory {
         let block = super::Block::Device(block);
-        // The CPU reaches nothing of it.
+        // The CPU accesses nothing of it.
         Memory { base: address, len, reach: 0, block: Arc::new(Handle { kind: MemoryKind::Device, block }) }
     }
 
-    /// The GPU whose memory it is, if it is one's.
+    /// Its GPU, if it is GPU memory.
     #[inline]
     pub fn device(&self) -> Option<&Arc<dyn Device>> {
         self.device_block().map(|block| block.device())
@@ -28,19 +28,19 @@ impl Memory {
         }
     }
 
-    /// The GPU's memory as a dma-buf, by which a network card reaches it.
+    /// The GPU memory as a dma-buf, with which a network card accesses it.
     ///
     /// # Errors
-    /// [`MemoryError::Gpu`] with what is missing; [`MemoryError::NotADevices`] for memory of the host.
+    /// [`MemoryError::Gpu`] with what is missing; [`MemoryError::NotADevices`] for host memory.
     pub fn export(&self) -> Result<DmaBuf, MemoryError> {
         let block = self.device_block().ok_or(MemoryError::NotADevices)?;
         block.export().map_err(|error| MemoryError::Gpu(Box::new(error)))
     }
 
-    /// Bytes of a GPU's memory, for a copy or a reduction of its.
+    /// Bytes of GPU memory, for a copy or a reduction by the GPU.
     ///
     /// # Errors
-    /// [`MemoryError::NotADevices`] for memory of the host; [`MemoryError::Range`] outside the block.
+    /// [`MemoryError::NotADevices`] for host memory; [`MemoryError::Range`] outside the block.
     pub fn piece(&self, offset: u64, len: usize) -> Result<Piece<'_>, MemoryError> {
         if self.kind() != MemoryKind::Device {
             return Err(MemoryError::NotADevices);
@@ -49,18 +49,18 @@ impl Memory {
         end.map(|_| Piece { memory: self, offset, len }).ok_or_else(|| self.range(offset, len))
     }
 
-    /// Reads what the CPU does not reach, by the device.
+    /// Reads device memory, by a copy of the device.
     #[cold]
     pub(super) fn read_by_device(&self, offset: u64, to: &mut [u8]) -> Result<(), MemoryError> {
         self.by_device(offset, to.len(), |block| block.read(offset, to))
     }
 
-    /// A share in the memory: until it is dropped, the memory [is pinned](Memory::is_pinned).
+    /// A reference to the memory: until it is dropped, the memory [is pinned](Memory::is_pinned).
     pub fn hold(&self) -> Held {
         Held(Arc::clone(&self.block))
     }
 
-    /// Writes what the CPU does not reach, by the device.
+    /// Writes device memory, by a copy of the device.
     #[cold]
     pub(super) fn write_by_device(&mut self, offset: u64, from: &[u8]) -> Result<(), MemoryError> {
         self.by_device(offset, from.len(), |block| block.write(offset, from))
@@ -82,7 +82,7 @@ impl Memory {
     }
 }
 
-/// Bytes of a GPU's memory.
+/// Bytes of GPU memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     memory: &'a Memory,
@@ -91,7 +91,7 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// From the first byte of the block.
+    /// Offset from the first byte of the block.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -108,22 +108,22 @@ impl<'a> Piece<'a> {
         self.memory.device_block()?.as_any().downcast_ref()
     }
 
-    /// A share in the memory, for as long as a copy of it is under way: until it is dropped, the memory
-    /// [is pinned](Memory::is_pinned).
+    /// A reference to the memory, while a copy of it is in progress: until it is dropped, the memory [is
+    /// pinned](Memory::is_pinned).
     pub fn hold(&self) -> Held {
         self.memory.hold()
     }
 }
 
-/// A share in memory: [`Memory::hold`].
+/// A reference to memory: [`Memory::hold`].
 #[derive(Clone, Debug)]
 pub struct Held(Arc<Handle>);
 
 impl Held {
-    /// What is kept of a GPU's memory.
+    /// The owner of GPU memory.
     ///
     /// # Panics
-    /// If it is the host's.
+    /// If it is host memory.
     pub fn block(&self) -> &dyn Block {
         match &self.0.block {
             super::Block::Device(block) => &**block,

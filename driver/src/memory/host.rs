@@ -1,4 +1,4 @@
-//! Host memory of our own.
+//! Host memory allocated by ferroce.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -45,7 +45,7 @@ impl AnonymousMapping {
     }
 }
 
-/// Addresses of this process at which nothing is, nor will be until this is dropped: any access faults.
+/// Addresses of this process that stay unmapped until this is dropped: any access faults.
 #[derive(Debug)]
 pub(crate) struct EmptyRange {
     base: NonNull<u8>,
@@ -81,13 +81,13 @@ impl EmptyRange {
         }
     }
 
-    /// The first, which nobody may touch.
+    /// The first address, which must not be accessed.
     #[cfg(feature = "opencl")]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The first, as a number.
+    /// The first address, as a number.
     pub(crate) fn first(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }

@@ -1,4 +1,4 @@
-//! Payloads that are sent from where they are registered.
+//! Payloads sent from registered memory without a copy.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Handle, Memory, MemoryKind, Span};
 
-/// Bytes of owned memory that a port may send from where they are. The memory can't be written while one is left.
+/// Bytes of owned memory that a port may send without a copy. The memory can't be written while a payload exists.
 ///
 /// ```compile_fail,E0502
 /// # use ferroce_driver::Memory;
@@ -32,15 +32,15 @@ impl<'a> Payload<'a> {
         self.span
     }
 
-    /// Holds the bytes for longer: they stay valid until the value is dropped, whatever becomes of the memory.
+    /// Pins the bytes: they stay valid until the value is dropped, even if the memory is dropped.
     pub fn pin(self) -> Pinned {
         Pinned { base: self.span.base(), len: self.span.len(), _handle: Arc::clone(self.handle) }
     }
 }
 
 impl Memory {
-    /// Bytes `offset..offset + len` for a port that sends them from where they are. `None` outside the block, and for
-    /// memory that others may write: the port could send other bytes than those that the ICRC is of.
+    /// Bytes `offset..offset + len` for a port that sends them without a copy. `None` outside the block, and for memory that
+    /// others may write: the port could send other bytes than those covered by the ICRC.
     pub fn payload(&self, offset: u64, len: usize) -> Option<Payload<'_>> {
         if self.kind() != MemoryKind::Owned {
             return None;
@@ -54,11 +54,10 @@ impl Memory {
     }
 }
 
-/// Part of a [`Memory`] that a port sends from where it is. The memory is not given back by a context while one is
-/// left.
+/// Part of a [`Memory`] that a port sends without a copy. A context does not return the memory while one exists.
 ///
-/// Only the address can be had, for a device: the owner may write these bytes while the device reads them, which
-/// then sends old or new ones, as any RNIC does.
+/// Only the address is available, for a device: the owner may write these bytes while the device reads them; it then sends old or
+/// new ones, as any RNIC does.
 ///
 /// ```compile_fail,E0599
 /// # use ferroce_driver::Memory;

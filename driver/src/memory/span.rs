@@ -1,11 +1,10 @@
-//! Bytes that somebody else may write at any time, and copies of them.
+//! Bytes that others may write at any time, and copies of them.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Bytes to copy from. They may change between two copies, so there is no slice of them; a slice that there is
-/// already makes a span too.
+/// Bytes to copy from. They may change between two copies, so there is no slice of them; a slice can be converted to a span.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     base: NonNull<u8>,
@@ -27,7 +26,7 @@ impl<'a> Span<'a> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -77,14 +76,14 @@ impl<'a> Span<'a> {
         (self.len >= N).then(|| unsafe { self.base.add(self.len - N).cast().read_unaligned() })
     }
 
-    /// Copies all of it.
+    /// Copies all bytes.
     ///
     /// # Panics
     /// If `to` has another length.
     #[inline(always)]
     pub fn copy_to(self, to: &mut [u8]) {
         assert_eq!(self.len, to.len(), "a copy has as many bytes as the original");
-        // Two words that overlap, without a call.
+        // Two overlapping words, without a call.
         if let (8..=16, Some(first), Some(last)) = (self.len, self.first::<8>(), self.last::<8>()) {
             let behind = self.len - 8;
             to[..8].copy_from_slice(&first);
@@ -135,7 +134,7 @@ impl<'a> SpanMut<'a> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         self.len == 0
@@ -174,7 +173,7 @@ impl<'a> SpanMut<'a> {
         unsafe { Span::new(self.base, self.len) }
     }
 
-    /// Copies `from` there.
+    /// Copies `from` to it.
     ///
     /// # Panics
     /// If it has another length.

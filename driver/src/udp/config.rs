@@ -6,31 +6,30 @@ use std::time::Duration;
 use crate::netlink::{Interface, Netlink};
 use crate::{Error, SharedMemory};
 
-/// What to open.
+/// The socket to open.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct UdpConfig {
     /// One of the host's own addresses.
     pub address: IpAddr,
-    /// Whether packets of one size to one context are sent at once, as segments that the kernel cuts
-    /// apart late (UDP GSO).
+    /// Whether packets of one size to one context are sent together, as segments that the kernel separates late (UDP GSO).
     pub segmentation: bool,
-    /// Whether the kernel may hand over segments that it has kept together (UDP GRO). While several contexts share the
-    /// address it puts none together itself: they may be for several contexts, and go to one socket.
+    /// Whether the kernel may deliver aggregated segments (UDP GRO). While several contexts share the address it does not
+    /// aggregate packets itself: they may be for several contexts, but would be delivered to one socket.
     pub aggregation: bool,
     /// Whether other processes of this user may open the address too.
     pub sharing: bool,
-    /// Whether processes of this user on addresses of this host are reached by shared memory ([`shm`](crate::shm)) in place of
-    /// the kernel's UDP, where both ends want it. It needs `sharing`.
+    /// Whether shared memory ([`shm`](crate::shm)) is used to processes of this user on addresses of this host instead of the
+    /// kernel's UDP, if both ends enable it. It needs `sharing`.
     pub shared_memory: SharedMemory,
-    /// Polls the device from the socket's calls for up to this time instead of waiting for its
-    /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
+    /// Polls the device from the socket's calls for up to this time instead of waiting for its interrupts (SO_BUSY_POLL). Needs
+    /// CAP_NET_ADMIN; has no effect on veth and loopback interfaces.
     pub busy_poll: Option<Duration>,
 }
 
 impl UdpConfig {
-    /// On `address`, with all that makes it faster and needs no privilege.
+    /// On `address`, with all accelerations that need no privilege.
     pub fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
@@ -57,7 +56,7 @@ impl UdpConfig {
         UdpConfig { sharing, ..self }
     }
 
-    /// Processes of this host are reached by shared memory; on by default.
+    /// Shared memory is used to processes of this host; on by default.
     pub fn shared_memory(self, shared_memory: SharedMemory) -> Self {
         UdpConfig { shared_memory, ..self }
     }
@@ -67,7 +66,7 @@ impl UdpConfig {
         UdpConfig { busy_poll: busy_poll.into(), ..self }
     }
 
-    /// On the first address of `interface`, in the order of GIDs but link-local ones last.
+    /// On the first address of `interface`, in the order of GIDs, but with link-local ones last.
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::NoAddress`], [`Error::Os`].
@@ -83,19 +82,19 @@ impl UdpConfig {
     }
 }
 
-/// Where an address is.
+/// The interface of an address.
 #[derive(Clone, Debug)]
 pub(super) struct LocalAddress {
     pub(super) address: IpAddr,
     pub(super) interface: Interface,
     /// Index of the interface for an address that is only unique there, otherwise 0.
     pub(super) scope: u32,
-    /// All addresses of this host but those.
+    /// All addresses of this host except those.
     pub(super) all: Vec<IpAddr>,
 }
 
 impl LocalAddress {
-    /// What tells it from the same address on another interface.
+    /// The scope, which distinguishes it from the same address on another interface.
     pub(super) fn scope_name(&self) -> String {
         if self.scope == 0 { String::new() } else { format!("%{}", self.interface.name) }
     }
@@ -112,7 +111,7 @@ impl LocalAddress {
                 let scope = if is_link_local(address) { interface.index } else { 0 };
                 let all = interfaces.iter().flat_map(|interface| &interface.addresses);
                 let all = all.map(|(address, _)| *address).filter(|address| !is_link_local(*address));
-                // The whole of 127.0.0.0/8 is this host's, whoever has it.
+                // All of 127.0.0.0/8 belongs to this host.
                 let all = all.chain(address.is_loopback().then_some(address)).collect();
                 Ok(LocalAddress { address, interface: interface.clone(), scope, all })
             }

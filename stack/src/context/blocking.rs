@@ -1,6 +1,5 @@
-//! Verbs that wait for their end, for programs that have nothing else to do meanwhile: they poll the context
-//! themselves, by a [`Clock`], and once more when their time is over. Of the events that come they take their own; all
-//! others stay to be read.
+//! Blocking verbs, for programs that have nothing else to do meanwhile: they poll the context themselves, with a [`Clock`], and
+//! once more after the timeout. They take only their own events; all others stay pending.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,19 +18,18 @@ use crate::verbs::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DatagramService {
-    /// The way there, for an address handle.
+    /// The path to it, for an address handle.
     pub address: AddressVector,
     /// Its queue pair.
     pub qpn: Qpn,
-    /// What its datagrams must carry.
+    /// The Q_Key that datagrams to it must carry.
     pub qkey: u32,
-    /// What it sent along.
+    /// The private data of its reply.
     pub private_data: PrivateData,
 }
 
 impl Context {
-    /// As [`connect`](Context::connect), and waits until the connection is there. Returns it with what the peer
-    /// sent along.
+    /// As [`connect`](Context::connect), and waits until the connection is established. Returns it with the peer's private data.
     ///
     /// ```no_run
     /// # use ferroce::*;
@@ -47,9 +45,8 @@ impl Context {
     /// [`manual::connecting`](crate::manual::connecting) has both ends.
     ///
     /// # Errors
-    /// Those of [`connect`](Context::connect) and [`poll`](Context::poll); [`Error::Unreachable`],
-    /// [`Error::Rejected`]; [`Error::TimedOut`] after `timeout`, which ends the attempt. The queue pair is as
-    /// before.
+    /// Those of [`connect`](Context::connect) and [`poll`](Context::poll); [`Error::Unreachable`], [`Error::Rejected`];
+    /// [`Error::TimedOut`] after `timeout`, which ends the attempt. The queue pair is unchanged.
     pub fn connect_blocking(
         &mut self,
         qp: Qp,
@@ -64,12 +61,11 @@ impl Context {
         }
     }
 
-    /// As [`accept`](Context::accept), and waits until the peer has called the connection ready.
+    /// As [`accept`](Context::accept), and waits until the peer has confirmed the connection (RTU).
     ///
     /// # Errors
-    /// Those of [`accept`](Context::accept) and [`poll`](Context::poll); [`Error::Unreachable`],
-    /// [`Error::Rejected`]; [`Error::TimedOut`] after `timeout`. Then the connection is over, and the queue pair in
-    /// ERR.
+    /// Those of [`accept`](Context::accept) and [`poll`](Context::poll); [`Error::Unreachable`], [`Error::Rejected`];
+    /// [`Error::TimedOut`] after `timeout`. After an error the connection has ended, and the queue pair is in ERR.
     pub fn accept_blocking(
         &mut self,
         id: CmId,
@@ -91,9 +87,8 @@ impl Context {
     /// As [`resolve`](Context::resolve), and waits until the datagram service is found.
     ///
     /// # Errors
-    /// Those of [`resolve`](Context::resolve) and [`poll`](Context::poll); [`Error::Unreachable`];
-    /// [`Error::Rejected`], of which the reason is the status of the SIDR reply; [`Error::TimedOut`] after
-    /// `timeout`, which ends the search.
+    /// Those of [`resolve`](Context::resolve) and [`poll`](Context::poll); [`Error::Unreachable`]; [`Error::Rejected`], with the
+    /// status of the SIDR reply as the reason; [`Error::TimedOut`] after `timeout`, which ends the search.
     pub fn resolve_blocking(
         &mut self,
         to: SocketAddr,
@@ -109,11 +104,11 @@ impl Context {
         }
     }
 
-    /// As [`modify_qp`](Context::modify_qp), and waits until the next hop of a new way is found.
+    /// As [`modify_qp`](Context::modify_qp), and waits until the next hop of a new path is found.
     ///
     /// # Errors
-    /// Those of [`modify_qp`](Context::modify_qp) and [`poll`](Context::poll); [`Error::Unreachable`], with the
-    /// queue pair in ERR; [`Error::TimedOut`] after `timeout`, and the search goes on.
+    /// Those of [`modify_qp`](Context::modify_qp) and [`poll`](Context::poll); [`Error::Unreachable`], with the queue pair in
+    /// ERR; [`Error::TimedOut`] after `timeout`, while the search continues.
     pub fn modify_qp_blocking(
         &mut self,
         qp: Qp,
@@ -127,8 +122,8 @@ impl Context {
     /// As [`create_ah`](Context::create_ah), and waits until the next hop is found.
     ///
     /// # Errors
-    /// Those of [`create_ah`](Context::create_ah) and [`poll`](Context::poll); [`Error::Unreachable`];
-    /// [`Error::TimedOut`] after `timeout`. There is no address handle then.
+    /// Those of [`create_ah`](Context::create_ah) and [`poll`](Context::poll); [`Error::Unreachable`]; [`Error::TimedOut`] after
+    /// `timeout`. After an error there is no address handle.
     pub fn create_ah_blocking(
         &mut self,
         pd: Pd,
@@ -146,8 +141,8 @@ impl Context {
         }
     }
 
-    /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`; with
-    /// a timeout of zero, after one poll. It polls the context meanwhile, and sleeps when nothing comes.
+    /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`; with a timeout of
+    /// zero, after one poll. It polls the context meanwhile, and sleeps when nothing arrives.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -182,7 +177,7 @@ impl Context {
         self.poll_until(timeout, |context| Ok(context.next_cm_event()))
     }
 
-    /// The end of the search for the next hop of a queue pair or an address handle.
+    /// The result of the next-hop search of a queue pair or an address handle.
     fn await_next_hop(
         &mut self,
         of: EventSource,
@@ -202,7 +197,7 @@ impl Context {
         }
     }
 
-    /// The end of an exchange, which is ended if there is none in time.
+    /// The result of an exchange of the connection manager, which is ended after a timeout.
     fn await_connection(
         &mut self,
         id: CmId,
@@ -220,7 +215,7 @@ impl Context {
         }
     }
 
-    /// Polls until `done` has something, for `timeout` at most: once if that is zero.
+    /// Polls until `done` returns a value, for at most `timeout`: once if that is zero.
     fn poll_until<T>(
         &mut self,
         timeout: Duration,
@@ -252,19 +247,19 @@ impl Context {
     }
 }
 
-/// How long a poll that found nothing is followed by another at once.
+/// How long polls without a result are repeated without sleeping.
 const SPIN: Duration = Duration::from_micros(20);
 
 fn timed_out(what: &str, timeout: Duration) -> Error {
     Error::TimedOut { what: what.to_owned(), timeout }
 }
 
-/// What came in place of a connection.
+/// The event received instead of a connection.
 fn no_connection(peer: SocketAddr, event: &CmEvent) -> Error {
     match *event {
         CmEvent::Rejected { reason, .. } => Error::Rejected { peer, reason },
         CmEvent::Unreachable { reason, .. } => reason.into(),
-        // It was there, and is over already.
+        // It was established, and has already ended.
         _ => Unreachable::Silent { peer: peer.ip() }.into(),
     }
 }

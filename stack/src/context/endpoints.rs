@@ -1,4 +1,4 @@
-//! From RESET to RTS in one call: two queue pairs whose ends have told each other who they are, and one for datagrams.
+//! From RESET to RTS in one call: for two queue pairs whose ends have exchanged endpoints, and for one for datagrams.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,16 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// What to tell the peer about a queue pair: the GID at `sgid_index` of the port's table, the QPN, a new random PSN, the
-    /// largest path MTU of the port, and 16 READs and atomics. [`Port::gid_index_for`](crate::Port::gid_index_for) returns an
-    /// index that fits the peer's address. The state of the queue pair is not checked.
+    /// The data that the peer needs to connect to a queue pair: the GID at `sgid_index` of the port's table, the QPN, a new
+    /// random PSN, the largest path MTU of the port, and 16 READs and atomics.
+    /// [`Port::gid_index_for`](crate::Port::gid_index_for) returns an index for the peer's address. The state of the queue pair
+    /// is not checked.
     ///
-    /// Call it once for each connection. Every call draws a new PSN, and the endpoint that the peer was told must be the one
-    /// that [`handshake`](Context::handshake) gets. With another one the two ends expect different PSNs: requests are
-    /// refused, or acknowledged as duplicates and not carried out.
+    /// Call it once per connection. Every call draws a new PSN, and [`handshake`](Context::handshake) must get the endpoint that
+    /// was sent to the peer. With another one the two ends expect different PSNs: requests are refused, or acknowledged as
+    /// duplicates and not executed.
     ///
-    /// An endpoint names its GID alone, so the row must be the first of RoCE v2 with that GID; for another one (RoCE v1, a
+    /// An endpoint contains only the GID, so the row must be the first one of RoCE v2 with that GID; for another row (RoCE v1, a
     /// second VLAN) make the transitions with [`modify_qp`](Context::modify_qp).
     ///
     /// # Errors
@@ -43,20 +44,20 @@ impl Context {
         Ok(Endpoint::new(gid, qpn, psn).path_mtu(path_mtu))
     }
 
-    /// As [`endpoint`](Context::endpoint), with the GID that a peer with the address `peer` is reached from: the first of RoCE
-    /// v2 of the same kind (IPv4, link-local or other IPv6).
+    /// As [`endpoint`](Context::endpoint), with the GID for a peer with the address `peer`: the first one of RoCE v2 of the same
+    /// kind (IPv4, link-local or other IPv6).
     ///
     /// # Errors
-    /// Those of [`endpoint`](Context::endpoint); [`Error::Invalid`] for a `peer` that is not one host's address or whose IP
-    /// version the port has no address of.
+    /// Those of [`endpoint`](Context::endpoint); [`Error::Invalid`] for a `peer` that is not a unicast address, or if the port
+    /// has no address of its IP version.
     pub fn endpoint_for(&mut self, qp: Qp, peer: IpAddr) -> Result<Endpoint, Error> {
         let sgid_index = self.port().source_for(peer)?;
         self.endpoint(qp, sgid_index)
     }
 
-    /// Connects an RC or UC queue pair, from RESET or INIT to RTS. `local` is what [`endpoint`](Context::endpoint) said
-    /// and the peer was told, `remote` what the peer told. Both ends may call it in any order; a peer that is not ready
-    /// yet is asked again.
+    /// Connects an RC or UC queue pair, from RESET or INIT to RTS. `local` is the result of [`endpoint`](Context::endpoint) that
+    /// was sent to the peer, `remote` the peer's endpoint. Both ends may call it in any order; requests to a peer that is not
+    /// ready yet are retransmitted.
     ///
     /// From RESET the queue pair gets all remote rights, so the rights of each region decide. To give it fewer, or to post
     /// receives before the peer can send, make the transition to INIT yourself:
@@ -76,9 +77,8 @@ impl Context {
     /// [`modify_qp`](Context::modify_qp).
     ///
     /// # Errors
-    /// [`Error::State`] in any other state; [`Error::Invalid`] for a UD queue pair, and if `local` is not of this queue
-    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions. The queue pair is in RESET or INIT
-    /// then, as before.
+    /// [`Error::State`] in any other state; [`Error::Invalid`] for a UD queue pair, and if `local` is not of this queue pair or
+    /// port; errors of [`modify_qp`](Context::modify_qp). The queue pair is then still in RESET or INIT.
     pub fn handshake(&mut self, qp: Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), Error> {
         let attributes = self.query_qp(qp)?;
         if attributes.qpn != local.qpn {
@@ -96,7 +96,7 @@ impl Context {
                 let receive = ReadyToReceive::new(address, remote.qpn, remote.psn);
                 let receive = receive.path_mtu(path_mtu).max_dest_rd_atomic(local.rd_atomic);
                 let send = ReadyToSend::new(local.psn).max_rd_atomic(remote.rd_atomic);
-                // Behind RTR there is no way back to INIT.
+                // There is no transition from RTR back to INIT.
                 send.check()?;
                 [Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
             }
@@ -124,8 +124,8 @@ impl Context {
         moved
     }
 
-    /// Makes a UD queue pair ready to send and receive, from RESET or INIT to RTS. `qkey` is what datagrams to it must carry.
-    /// Its first PSN is random.
+    /// Makes a UD queue pair ready to send and receive, from RESET or INIT to RTS. Datagrams to it must carry `qkey`. Its first
+    /// PSN is random.
     ///
     /// ```
     /// # use ferroce::*;

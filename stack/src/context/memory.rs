@@ -11,7 +11,7 @@ use crate::backend::dispatch;
 use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory, Sge};
 
 impl Context {
-    /// Allocates a protection domain: queue pairs reach only memory of their own. Most programs need one.
+    /// Allocates a protection domain: queue pairs access only memory of their own protection domain. Most programs need one.
     ///
     /// # Errors
     /// [`Error::Exhausted`]: raise [`Config::max_pds`](crate::Config::max_pds).
@@ -27,8 +27,8 @@ impl Context {
         dispatch!(&mut self.backend, dealloc_pd(pd))
     }
 
-    /// Registers memory of any [kind](crate::MemoryKind): local work requests may name it, and peers as far as `access`
-    /// goes. The peers' addresses start at 0. [`manual::memory`](crate::manual::memory) says who may touch it when.
+    /// Registers memory of any [kind](crate::MemoryKind): local work requests may use it, and peers according to `access`.
+    /// Addresses for peers start at 0. [`manual::memory`](crate::manual::memory) says who may access it when.
     ///
     /// ```
     /// # use ferroce::*;
@@ -42,7 +42,7 @@ impl Context {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// The handle is the context's from now on:
+    /// The context owns the memory from now on:
     ///
     /// ```compile_fail,E0382
     /// # use ferroce::*;
@@ -57,10 +57,10 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`RegisterError`], with the memory: [`Error::Access`] for rights that do not go together (peers that write need
+    /// [`RegisterError`], with the memory: [`Error::Access`] for rights that can't be combined (peers that write need
     /// [`LOCAL_WRITE`](Access::LOCAL_WRITE)), [`Error::Exhausted`] ([`Config::max_mrs`](crate::Config::max_mrs)),
-    /// [`Error::InvalidHandle`]; with an RNIC what the card says, mostly too little memory that may be locked (`ulimit -l`), or
-    /// that it does not take memory of a device ([`manual::memory`](crate::manual::memory)).
+    /// [`Error::InvalidHandle`]; with an RNIC the card's error, mostly that too little memory may be locked (`ulimit -l`), or
+    /// that it does not support device memory ([`manual::memory`](crate::manual::memory)).
     pub fn register(&mut self, pd: Pd, memory: Memory, access: Access) -> Result<Mr, RegisterError> {
         self.register_at(pd, memory, access, 0)
     }
@@ -68,8 +68,8 @@ impl Context {
     /// As [`register`](Context::register), with the address `iova` for its first byte.
     ///
     /// # Errors
-    /// As [`register`](Context::register); [`Error::Invalid`] for an `iova` from which the region would pass 2⁶⁴, or one that
-    /// is not congruent to the memory's address modulo 8 where peers may do atomics.
+    /// As [`register`](Context::register); [`Error::Invalid`] for an `iova` from which the region would exceed 2⁶⁴, or that is
+    /// not congruent to the memory's address modulo 8 if peers may execute atomics.
     pub fn register_at(
         &mut self,
         pd: Pd,
@@ -80,32 +80,32 @@ impl Context {
         dispatch!(&mut self.backend, register_at(pd, memory, access, iova))
     }
 
-    /// Ends a registration and gives the memory back. Peers that go on using the key are refused
-    /// from now on, in the middle of a READ too.
+    /// Ends a registration and returns the memory. Peers that still use the key are refused from now on, even in the middle of a
+    /// READ.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names it, a window is bound to it, the port still sends from it
-    /// (DPDK sends long payloads from where they are), or its device copies: poll and take completions, invalidate the window, or
-    /// destroy the queue pair, and try again. Where only the port or copies hold it up, peers are refused already. (A posted bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
+    /// [`Error::Busy`] while a posted work request uses it, a window is bound to it, the port still sends from it (DPDK sends
+    /// long payloads without a copy), or its device copies: poll and take completions, invalidate the window, or destroy the
+    /// queue pair, and try again. If only the port or copies delay it, peers are already refused. (A posted bind does not count:
+    /// it completes with [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         dispatch!(&mut self.backend, deregister(mr))
     }
 
-    /// Replaces the memory of a region by other memory of the same length, and returns the old memory. Registration,
-    /// address and keys stay as they are, and peers reach the new bytes from now on. No bytes are copied. The new memory may
-    /// be of another [kind](crate::MemoryKind): after shared or foreign memory is put into a region,
-    /// [`bytes`](Context::bytes) fails, and [`read`](Context::read) and [`write`](Context::write) work.
-    /// [`manual::memory`](crate::manual::memory) has an example.
+    /// Replaces the memory of a region by other memory of the same length, and returns the old memory. Registration, address and
+    /// keys do not change, and peers access the new bytes from now on. No bytes are copied. The new memory may be of another
+    /// [kind](crate::MemoryKind): with shared or foreign memory, [`bytes`](Context::bytes) fails, and [`read`](Context::read) and
+    /// [`write`](Context::write) work. [`manual::memory`](crate::manual::memory) has an example.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names the region or the port still sends from it,
-    /// [`Error::Invalid`] for another length and for an address that [`register_at`](Context::register_at) would refuse,
-    /// [`Error::InvalidHandle`]; with the memory.
+    /// [`Error::Busy`] while a posted work request uses the region or the port still sends from it, [`Error::Invalid`] for
+    /// another length and for an address that [`register_at`](Context::register_at) would refuse, [`Error::InvalidHandle`]; with
+    /// the memory.
     pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
         dispatch!(&mut self.backend, exchange(mr, memory))
     }
 
-    /// What to tell a peer about a region, as text or bytes; [`RemoteMemory::at`] is the address of one byte there.
+    /// The data that a peer needs to access a region, as text or bytes; [`RemoteMemory::at`] returns the address of one byte.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -113,8 +113,7 @@ impl Context {
         dispatch!(&self.backend, remote(mr))
     }
 
-    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
-    /// gives it a range and a key.
+    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw) assigns a range and a key to it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -142,7 +141,7 @@ impl Context {
         dispatch!(&mut self.backend, alloc_mw(pd))
     }
 
-    /// Frees a memory window, bound or not. Peers that go on using its key are refused from now on.
+    /// Frees a memory window, bound or not. Peers that still use its key are refused from now on.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -150,8 +149,8 @@ impl Context {
         dispatch!(&mut self.backend, dealloc_mw(mw))
     }
 
-    /// What to tell a peer about a window; `None` while it is not bound. A bind has drawn the key
-    /// by the time it completes, and each draws another.
+    /// The data that a peer needs to access a window; `None` while it is not bound. The key is valid when the bind completes;
+    /// each bind draws a new one.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -159,9 +158,8 @@ impl Context {
         dispatch!(&self.backend, remote_window(mw))
     }
 
-    /// Copies bytes of a region to `to`: those from `offset` on, which counts from the region's first byte. Works on
-    /// every kind of memory; a GPU's is copied by the GPU, which this waits for. Where somebody else writes meanwhile, some are old
-    /// and some are new.
+    /// Copies bytes of a region to `to`, from `offset` on, counted from the region's first byte. Works on every kind of memory;
+    /// GPU memory is copied by the GPU, and the call waits for it. With concurrent writes, some bytes are old and some are new.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside the region, or if the GPU refuses.
@@ -169,8 +167,8 @@ impl Context {
         dispatch!(&self.backend, read(mr, offset, to))
     }
 
-    /// Copies `from` to the bytes of a region from `offset` on. Works on every kind of memory. The last bytes are stored
-    /// last, with release, but of a GPU's memory, which the GPU writes and this waits for.
+    /// Copies `from` to the bytes of a region from `offset` on. Works on every kind of memory. The last bytes are stored last,
+    /// with release, except in GPU memory, which the GPU writes while the call waits.
     ///
     /// # Errors
     /// As [`read`](Context::read).
@@ -181,8 +179,7 @@ impl Context {
     /// The word of a region at `offset`, in this machine's byte order, with acquire. Works on every kind of memory.
     ///
     /// # Errors
-    /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8, but for owned
-    /// memory and for a GPU's.
+    /// As [`read`](Context::read); [`Error::Region`] also if its address is not a multiple of 8, except for owned and GPU memory.
     pub fn load_u64(&self, mr: Mr, offset: u64) -> Result<u64, Error> {
         dispatch!(&self.backend, load_u64(mr, offset))
     }
@@ -199,13 +196,12 @@ impl Context {
     /// The words of a region of shared or foreign memory, as atomics ([`Memory::atomics`]).
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Region`] for owned memory, and for words that don't lie as words do.
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for owned memory, and for misaligned words.
     pub fn atomics(&self, mr: Mr) -> Result<&[AtomicU64], Error> {
         dispatch!(&self.backend, atomics(mr))
     }
 
-    /// The bytes of a region of owned memory. The borrow keeps the context from being polled meanwhile, so no peer
-    /// can write under it:
+    /// The bytes of a region of owned memory. The context can't be polled during the borrow, so no peer can write meanwhile:
     ///
     /// ```compile_fail,E0502
     /// # use ferroce::*;
@@ -221,12 +217,12 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Region`] for memory that others may write too, which has no slices.
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for memory that others may write, which has no slices.
     pub fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
         dispatch!(&self.backend, bytes(mr))
     }
 
-    /// As [`bytes`](Context::bytes), to write.
+    /// As [`bytes`](Context::bytes), mutable.
     ///
     /// # Errors
     /// As [`bytes`](Context::bytes).
@@ -234,18 +230,18 @@ impl Context {
         dispatch!(&mut self.backend, bytes_mut(mr))
     }
 
-    /// Bytes of a region of a GPU's memory, for a [`Reducer`](crate::driver::gpu::Reducer) or a
-    /// [`Queue`](crate::driver::gpu::Queue) of the program's own: its kernels and copies run beside those of the context, which
-    /// read what is posted and write where completions have not come.
+    /// Bytes of a region of GPU memory, for a [`Reducer`](crate::driver::gpu::Reducer) or a [`Queue`](crate::driver::gpu::Queue)
+    /// of the program's own: its kernels and copies run concurrently with those of the context, which read posted data and write
+    /// until the completion.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Region`] for memory of the host, and for bytes outside the region.
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for host memory, and for bytes outside the region.
     pub fn piece(&self, mr: Mr, offset: u64, len: usize) -> Result<Piece<'_>, Error> {
         dispatch!(&self.backend, piece(mr, offset, len))
     }
 
-    /// Reduces bytes of regions into bytes of regions ([`Reduction::apply`](crate::driver::reduction::Reduction::apply)): all are
-    /// equally long, and hold whole elements; regions may be the same. Works on every kind of memory but a GPU's.
+    /// Reduces bytes of regions into bytes of regions ([`Reduction::apply`](crate::driver::reduction::Reduction::apply)): all
+    /// have the same length, and hold whole elements; regions may be the same. Works on every kind of memory except GPU memory.
     ///
     /// ```
     /// # use ferroce::*;
@@ -261,7 +257,7 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside a region, and for a GPU's memory.
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside a region, and for GPU memory.
     ///
     /// # Panics
     /// As [`Reduction::apply`](crate::driver::reduction::Reduction::apply).
@@ -280,20 +276,20 @@ impl Context {
         self.compute(Computation::Scale { data_type, factor }, &[target], &[source])
     }
 
-    /// Copies bytes of a region to another one, or elsewhere in the same. As [`reduce`](Context::reduce).
+    /// Copies bytes of a region to another region, or within the same one. As [`reduce`](Context::reduce).
     ///
     /// # Errors
     /// As [`reduce`](Context::reduce).
     ///
     /// # Panics
-    /// If they are not equally long.
+    /// If their lengths differ.
     pub fn copy(&mut self, target: Sge, source: Sge) -> Result<(), Error> {
         let nothing = Reduction::new(DataType::U8, ReduceOp::Sum);
         self.compute(Computation::Reduce(nothing), &[target], &[source])
     }
 
     fn compute(&mut self, computation: Computation, targets: &[Sge], sources: &[Sge]) -> Result<(), Error> {
-        // Filled where they are: to move them takes longer than to compute with a few elements.
+        // Filled in place: moving them takes longer than computing with a few elements.
         let mut to = ArrayVec::<Part<Mr>, MAX_SPANS>::new();
         let mut from = ArrayVec::<Part<Mr>, MAX_SPANS>::new();
         let part = |sge: &Sge| Part { memory: sge.mr, offset: sge.offset, len: sge.length as usize };

@@ -1,4 +1,4 @@
-//! Queue pairs, and the work requests that are posted to them.
+//! Queue pairs, and posting work requests.
 
 use ferroce_wire::Qpn;
 
@@ -9,11 +9,11 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// Creates a queue pair, in RESET. [`QpConfig`] has an example; [`manual::connecting`](crate::manual::connecting) says how it gets
-    /// to RTS.
+    /// Creates a queue pair, in RESET. [`QpConfig`] has an example; [`manual::connecting`](crate::manual::connecting) says how to
+    /// move it to RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a size out of its range, [`Error::InvalidHandle`], [`Error::Exhausted`]: raise
+    /// [`Error::Invalid`] for a size out of range, [`Error::InvalidHandle`], [`Error::Exhausted`]: raise
     /// [`Config::max_qps`](crate::Config::max_qps).
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<Qp, Error> {
         dispatch!(&mut self.backend, create_qp(config))
@@ -27,9 +27,9 @@ impl Context {
         dispatch!(&mut self.backend, destroy_qp(qp))
     }
 
-    /// Sends the ACK that a queue pair owes its peer, if it owes one. Call it before the thread does something else for
-    /// longer than some microseconds: an ACK stays behind requests and answers for a few polls, up to 100 µs, and the peer's
-    /// work requests complete with it. Does nothing on an RNIC, which acknowledges by itself.
+    /// Sends the pending ACK of a queue pair, if any. Call it before the thread does something else for more than a few
+    /// microseconds: an ACK is delayed behind requests and responses for a few polls, up to 100 µs, and the peer's work requests
+    /// complete only with it. Does nothing on an RNIC, which acknowledges itself.
     ///
     /// ```
     /// # use ferroce::*;
@@ -48,7 +48,7 @@ impl Context {
         dispatch!(&mut self.backend, acknowledge(qp))
     }
 
-    /// What a queue pair is like now.
+    /// The attributes of a queue pair.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -56,14 +56,14 @@ impl Context {
         dispatch!(&self.backend, query_qp(qp))
     }
 
-    /// Which queue pairs have had a packet of a peer that is set up otherwise than they are, and what the
-    /// first one showed: why a work request was refused, or packets are dropped.
+    /// The queue pairs that received a packet of a peer with another configuration, and what the first such packet showed: why a
+    /// work request was refused, or packets are dropped.
     pub fn mismatches(&self) -> impl Iterator<Item = (Qpn, Mismatch)> {
         dispatch!(&self.backend, mismatches()).into_iter()
     }
 
-    /// Posts a send: a SEND, a WRITE, a READ, an atomic, whatever [`SendOp`](crate::SendOp) has. It leaves with the next polls, and
-    /// its end is told in the completion queue.
+    /// Posts a send work request: a SEND, a WRITE, a READ, an atomic, or any other [`SendOp`](crate::SendOp). The next polls send
+    /// it, and the completion queue reports its result.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -93,17 +93,17 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::State`] before RTS: connect it first. [`Error::QueueFull`]: poll, take completions and post again.
-    /// [`Error::Invalid`] for an operation that the service does not have, too many pieces or too many bytes inline.
-    /// [`Error::Access`]; [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them;
-    /// [`Error::InvalidHandle`] for memory that is not registered. Memory that is registered but
-    /// may not be used this way is told by the completion, as verbs do.
+    /// [`Error::Invalid`] for an operation that the service does not support, too many SGEs or too many bytes inline.
+    /// [`Error::Access`]; [`Error::Unsupported`] for FLUSH and ATOMIC WRITE if the device does not support them;
+    /// [`Error::InvalidHandle`] for memory that is not registered. Other errors of local memory are reported by the completion,
+    /// as in the verbs.
     #[inline]
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, post_send(qp, wr))
     }
 
-    /// Posts a receive: room for one message of the peer, SEND or WRITE with immediate. From INIT on, and best before the peer can
-    /// send: a message without a receive waits for the RNR timer (RC) or is lost (UC, UD).
+    /// Posts a receive WR: for one message of the peer, a SEND or a WRITE with immediate. Allowed from INIT on, and best before
+    /// the peer can send: a message without a receive waits for the RNR timer (RC) or is lost (UC, UD).
     ///
     /// ```
     /// # use ferroce::*;
@@ -117,19 +117,19 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::State`] in RESET: move it to INIT. [`Error::QueueFull`]: messages have to take receives before more are posted.
-    /// [`Error::Invalid`] for too many pieces, and for a queue pair with an SRQ ([`post_srq_recv`](Context::post_srq_recv)).
+    /// [`Error::State`] in RESET: move it to INIT. [`Error::QueueFull`]: messages must use receives before more are posted.
+    /// [`Error::Invalid`] for too many SGEs, and for a queue pair with an SRQ ([`post_srq_recv`](Context::post_srq_recv)).
     /// [`Error::InvalidHandle`].
     pub fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, post_recv(qp, wr))
     }
 
-    /// Posts several sends, in this order, for less than one at a time costs. [`manual::performance`](crate::manual::performance)
-    /// has an example.
+    /// Posts several sends, in this order; cheaper than one at a time. [`manual::performance`](crate::manual::performance) has an
+    /// example.
     ///
     /// # Errors
-    /// At the first that [`post_send`](Context::post_send) refuses: those before it are posted, it and those behind it
-    /// are not.
+    /// The error of [`post_send`](Context::post_send) for the first refused one: those before it are posted, it and those after
+    /// it are not.
     pub fn post_sends(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
         dispatch!(&mut self.backend, post_sends(qp, wrs))
     }
@@ -137,7 +137,7 @@ impl Context {
     /// Posts several receives, in this order.
     ///
     /// # Errors
-    /// As [`post_sends`](Context::post_sends), of [`post_recv`](Context::post_recv).
+    /// As [`post_sends`](Context::post_sends), with the errors of [`post_recv`](Context::post_recv).
     pub fn post_recvs(&mut self, qp: Qp, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
         dispatch!(&mut self.backend, post_recvs(qp, wrs))
     }

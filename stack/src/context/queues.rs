@@ -11,8 +11,8 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// Creates a completion queue for `capacity` completions, 1 to 2²². Make it as large as all that may complete there and was
-    /// not taken yet: a completion that finds no room ends its queue pair ([`Event::CqErr`]).
+    /// Creates a completion queue for `capacity` completions, 1 to 2²². Create it large enough for all completions that are not
+    /// polled yet: a completion that does not fit moves its queue pair to ERR ([`Event::CqErr`]).
     ///
     /// # Errors
     /// [`Error::Invalid`] for the capacity; [`Error::Exhausted`]: raise [`Config::max_cqs`](crate::Config::max_cqs).
@@ -23,7 +23,7 @@ impl Context {
     /// Destroys a completion queue.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a queue pair completes there: destroy it first.
+    /// [`Error::Busy`] while a queue pair uses it: destroy that first.
     pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
         dispatch!(&mut self.backend, destroy_cq(cq))
     }
@@ -33,7 +33,7 @@ impl Context {
         dispatch!(&mut self.backend, attach(cq, waker))
     }
 
-    /// The queues that are armed raise the events of their channels.
+    /// Armed queues raise the events of their channels.
     pub(crate) fn wake_channels(&mut self) {
         dispatch!(&mut self.backend, wake_channels())
     }
@@ -42,8 +42,8 @@ impl Context {
         dispatch!(&mut self.backend, check_cq(cq))
     }
 
-    /// Takes the oldest completion, if there is one. It does not poll the context ([`wait_cq`](Context::wait_cq) does): completions
-    /// come with [`poll`](Context::poll). [`WorkCompletion`] has an example.
+    /// Takes the oldest completion, if there is one. It does not poll the context ([`wait_cq`](Context::wait_cq) does):
+    /// [`poll`](Context::poll) adds completions. [`WorkCompletion`] has an example.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -51,8 +51,7 @@ impl Context {
         dispatch!(&mut self.backend, poll_cq(cq))
     }
 
-    /// Takes the oldest completions into `room`, as many as it holds. Returns how many there were; the rest of `room` is
-    /// left as it was.
+    /// Moves the oldest completions to `room`, as many as it holds. Returns their number; the rest of `room` is unchanged.
     ///
     /// ```
     /// # use ferroce::*;
@@ -76,14 +75,14 @@ impl Context {
     /// Posts several receives for the queue pairs that share the queue, in this order.
     ///
     /// # Errors
-    /// As [`post_sends`](Context::post_sends), of [`post_srq_recv`](Context::post_srq_recv).
+    /// As [`post_sends`](Context::post_sends), with the errors of [`post_srq_recv`](Context::post_srq_recv).
     pub fn post_srq_recvs(&mut self, srq: Srq, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
         dispatch!(&mut self.backend, post_srq_recvs(srq, wrs))
     }
 
-    /// Arms a completion queue: one event with the next completion that fits, an [`Event::Completion`] or one of the
-    /// [`CompChannel`](crate::CompChannel) that the queue was created on, which comes at the end of a runner too. Poll the queue once more after arming it, for what
-    /// came before.
+    /// Arms a completion queue: the next completion that matches raises one event, an [`Event::Completion`] or one of the
+    /// [`CompChannel`](crate::CompChannel) on which the queue was created; the latter is also raised when a runner ends. Poll the
+    /// queue once more after arming it, for earlier completions.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -120,14 +119,14 @@ impl Context {
     /// Posts a receive for any of the queue pairs that share the queue.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]: messages have to take receives before more are posted; [`Error::Invalid`] for more pieces than the
-    /// queue takes; [`Error::InvalidHandle`].
+    /// [`Error::QueueFull`]: messages must use receives before more are posted; [`Error::Invalid`] for more SGEs than the queue
+    /// allows; [`Error::InvalidHandle`].
     pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, post_srq_recv(srq, wr))
     }
 
-    /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it
-    /// off. If fewer are left already, the event comes at once.
+    /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it off. If fewer are left
+    /// already, the event is raised at once.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a limit above the queue's depth.
@@ -135,7 +134,7 @@ impl Context {
         dispatch!(&mut self.backend, arm_srq(srq, limit))
     }
 
-    /// What a shared receive queue is like now.
+    /// The attributes of a shared receive queue.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -146,7 +145,7 @@ impl Context {
     /// Destroys a shared receive queue; its receives are discarded.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs take from it.
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs use it.
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
         dispatch!(&mut self.backend, destroy_srq(srq))
     }

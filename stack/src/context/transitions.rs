@@ -1,4 +1,4 @@
-//! How queue pairs move from state to state.
+//! State transitions of queue pairs.
 
 use super::Context;
 use crate::backend::dispatch;
@@ -7,15 +7,15 @@ use crate::verbs::Event;
 use crate::verbs::{Error, Qp, Transition};
 
 impl Context {
-    /// Moves a queue pair from state to state.
+    /// Makes a state transition of a queue pair.
     ///
-    /// Never blocks. A new way to a peer asks the driver for the next hop if the address vector has no hardware
-    /// address. Until it answers (ARP, ND) the queue pair is in the new state, receives, and may be moved on; what
-    /// it has to send waits, and no ACK timer runs. If nobody answers it goes to ERR, its oldest send completes
-    /// with `RetryExcErr`, and [`Event::QpUnreachable`] says why.
+    /// Does not block. For a new path to a peer it asks the driver for the next hop if the address vector has no hardware
+    /// address. Until the next hop is resolved (ARP, ND) the queue pair is in the new state, receives, and allows further
+    /// transitions; its packets wait, and no ACK timer runs. If the resolution fails, it goes to ERR, its oldest send completes
+    /// with `RetryExcErr`, and [`Event::QpUnreachable`] has the reason.
     ///
     /// [`handshake`](Context::handshake), [`start_datagrams`](Context::start_datagrams) and the connection manager make these
-    /// moves with default values. With others, for an RC queue pair:
+    /// transitions with default values. With other values, for an RC queue pair:
     ///
     /// ```
     /// # use std::time::Duration;
@@ -37,10 +37,10 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::State`] if the move does not start from the QP's state, [`Error::Invalid`] for what
-    /// its service or state does not admit; [`Error::PathMtu`]: a smaller one, or a larger MTU of the interface;
-    /// [`Error::AddressFamily`]: another `sgid_index`; or the driver's word, as that there is no route. The queue pair is as it
-    /// was then.
+    /// [`Error::State`] if the transition does not start from the QP's state, [`Error::Invalid`] for an attribute that its
+    /// service or state does not allow; [`Error::PathMtu`]: use a smaller one, or a larger MTU of the interface;
+    /// [`Error::AddressFamily`]: use another `sgid_index`; or the driver's error, such as no route. The queue pair is then
+    /// unchanged.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
         dispatch!(&mut self.backend, modify_qp(qp, transition))
     }

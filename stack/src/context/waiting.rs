@@ -1,4 +1,4 @@
-//! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
+//! How long a context has nothing to do, and waiting until it has: by a call, or by its file descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::Waker;
@@ -13,20 +13,20 @@ use crate::backend::dispatch;
 use crate::verbs::Error;
 
 impl Context {
-    /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
-    /// due, or at once if an ACK waits for what the application has to send.
+    /// When [`poll`](Context::poll) has something to do even if no frame arrives: when the next timer is due, or at once if an
+    /// ACK is delayed for requests of the application.
     pub fn next_timeout(&self) -> Option<Nanos> {
         dispatch!(&self.backend, next_timeout())
     }
 
-    /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame comes or a verb is
-    /// called; `None` is for ever.
+    /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame arrives or a verb is called; `None` is for
+    /// ever.
     pub fn quiet_for(&self, now: Nanos) -> Option<Duration> {
         dispatch!(&self.backend, quiet_for(now))
     }
 
-    /// Blocks until a frame may have come, a timer may be due, or for `timeout`; not at all if an ACK waits
-    /// for the next poll.
+    /// Blocks until a frame may have arrived, a timer may be due, or `timeout` has passed; not at all if an ACK waits for the
+    /// next poll.
     ///
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
@@ -34,33 +34,33 @@ impl Context {
         dispatch!(&mut self.backend, wait(timeout))
     }
 
-    /// Whether there have been completions or events since this was last asked, or events were taken.
+    /// Whether completions or events were added, or events taken, since the last call.
     pub(crate) fn take_news(&mut self) -> bool {
         dispatch!(&mut self.backend, take_news())
     }
 
-    /// Whether there are completions that were not taken.
+    /// Whether there are completions that were not polled.
     pub(crate) fn has_completions(&self) -> bool {
         dispatch!(&self.backend, has_completions())
     }
 
-    /// What another thread ends [`wait`](Context::wait) with, or a wait for the context's file descriptor: the driver's
-    /// [`waker`](PacketDriver::waker), if it has one.
+    /// The driver's [`waker`](PacketDriver::waker), if it has one, with which another thread ends [`wait`](Context::wait) or a
+    /// wait for the context's file descriptor.
     pub fn waker(&self) -> Option<Waker> {
         dispatch!(&self.backend, waker())
     }
 
-    /// Readies the context for a wait by its file descriptor, with epoll, [`poll`](https://man7.org/linux/man-pages/man2/poll.2.html)
-    /// or an asynchronous runtime. Returns whether to wait: `true` arms the descriptor, `false` means that there is
-    /// something to do, so [`poll`](Context::poll) again first.
+    /// Prepares the context for a wait by its file descriptor, with epoll,
+    /// [`poll`](https://man7.org/linux/man-pages/man2/poll.2.html) or an asynchronous runtime. Returns whether to wait: `true`
+    /// arms the descriptor, `false` means that there is something to do, so [`poll`](Context::poll) again first.
     ///
     /// **Call it after the last verb.** A work request that is posted after this call does not make the descriptor readable,
     /// and is sent only by the next [`poll`](Context::poll). So after posting, poll before waiting.
     ///
-    /// The descriptor ([`AsFd`]) is readable from the moment when a frame may have come, the [`waker`](Context::waker) was
-    /// used, or something in the context is due, until the next [`poll`](Context::poll). When this returns `true` it was
-    /// not readable, so edge-triggered waits (tokio's `AsyncFd` is one) lose nothing either. Completions and events that
-    /// the application has not taken do not make it readable: take them before.
+    /// The descriptor ([`AsFd`]) becomes readable when a frame may have arrived, the [`waker`](Context::waker) was used, or
+    /// something in the context is due, and stays so until the next [`poll`](Context::poll). When this returns `true` it was not
+    /// readable, so edge-triggered waits (such as tokio's `AsyncFd`) lose nothing. Completions and events that the application
+    /// has not taken do not make it readable: take them first.
     ///
     /// System calls are made here, and in the first poll after it; a loop that never waits makes none.
     ///
@@ -85,16 +85,15 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Driver`] when the port is gone, and with [`Unsupported`](ferroce_driver::Error::Unsupported) for a driver
-    /// that nothing outside can wait for (`sim`, whose time is virtual).
+    /// [`Error::Driver`] when the port is gone, and with [`Unsupported`](ferroce_driver::Error::Unsupported) for a driver without
+    /// a descriptor (`sim`, whose time is virtual).
     #[must_use = "`false` means: do not wait, poll again"]
     pub fn prepare_wait(&mut self, now: Nanos) -> Result<bool, Error> {
         dispatch!(&mut self.backend, prepare_wait(now))
     }
 }
 
-/// The descriptor to wait for after [`prepare_wait`](Context::prepare_wait). It is only ever waited for: nothing is read
-/// from it.
+/// The descriptor to wait for after [`prepare_wait`](Context::prepare_wait). Only wait for it: do not read from it.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
         dispatch!(&self.backend, descriptor())

@@ -1,23 +1,24 @@
-//! How two queue pairs find each other.
+//! How to connect two queue pairs.
 //!
-//! | way | what the ends need | with |
+//! | method | what the ends need | for |
 //! |---|---|---|
-//! | [`endpoint`](Context::endpoint_for) and [`handshake`](Context::handshake) | any connection of their own (TCP, a file, MPI) to tell each other a line of text | RC, UC; every program that exchanges QPN, PSN and GID |
-//! | the connection manager: [`listen`](Context::listen), [`connect`](Context::connect), [`accept`](Context::accept) | an address and a port | RC, UC; the kernel's rdma_cm at either end |
+//! | [`endpoint`](Context::endpoint_for) and [`handshake`](Context::handshake) | any connection of their own (TCP, a file, MPI) to exchange a line of text | RC, UC; every program that exchanges QPN, PSN and GID |
+//! | the connection manager: [`listen`](Context::listen), [`connect`](Context::connect), [`accept`](Context::accept) | an address and a port | RC, UC; compatible with the kernel's rdma_cm |
 //! | datagrams: [`resolve`](Context::resolve), [`create_ah`](Context::create_ah) | an address and a port; or GID, QPN and Q_Key | UD |
 //! | single steps: [`modify_qp`](Context::modify_qp) with a [`Transition`] | as for a handshake | all; for timeouts, retries, traffic class, selective repeat |
 //!
 //! # By handshake
 //!
-//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] says what the peer must know. Call it once for each
-//! connection: it draws a new PSN, and the endpoint that the peer was told is the one that `handshake` needs. The ends may call
-//! `handshake` in any order: a request to an end that is not ready is sent again. To post receives before the peer can send, go to
-//! INIT first: `context.modify_qp(qp, Transition::Init { access })?`, `post_recv`, `handshake`.
+//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] returns the data that the peer needs. Call
+//! it once per connection: each call draws a new PSN, and `handshake` needs the endpoint that was sent to the peer. The ends may
+//! call `handshake` in any order: a request to an end that is not ready yet is retransmitted. To post receives before the peer
+//! can send, first move to INIT: `context.modify_qp(qp, Transition::Init { access })?`, `post_recv`, `handshake`.
 //!
 //! # By address and port
 //!
-//! The verbs never block; events tell how it went ([`CmEvent`]). Each has a form that waits: [`connect_blocking`](Context::connect_blocking),
-//! [`accept_blocking`](Context::accept_blocking), [`resolve_blocking`](Context::resolve_blocking), [`wait_cm_event`](Context::wait_cm_event).
+//! These verbs do not block; events report the result ([`CmEvent`]). Each has a blocking form:
+//! [`connect_blocking`](Context::connect_blocking), [`accept_blocking`](Context::accept_blocking),
+//! [`resolve_blocking`](Context::resolve_blocking), [`wait_cm_event`](Context::wait_cm_event).
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -70,13 +71,14 @@
 //! }
 //! ```
 //!
-//! Private data is a good place for an [`Endpoint`] or a [`RemoteMemory`] of a peer (`to_bytes`): 56 bytes with a request, 196 with an
-//! answer. The rules are those of IBA 12 and Annex A11 (port numbers as service ids).
+//! Private data can carry an [`Endpoint`] or a [`RemoteMemory`] (`to_bytes`): 56 bytes in a request, 196 in a reply. The rules
+//! are those of IBA 12 and Annex A11 (port numbers as service IDs).
 //!
 //! # Datagrams
 //!
-//! A UD queue pair has no peer. Each send names an address handle, a QPN and a Q_Key; each receive needs 40 bytes more in front,
-//! for the network header. A datagram has at most one path MTU, may be lost, and is dropped where no receive is posted.
+//! A UD queue pair has no peer. Each send names an address handle, a QPN and a Q_Key; each receive needs 40 more bytes at the
+//! beginning of its buffer, for the network header. A datagram is at most one path MTU long, may be lost, and is dropped if no
+//! receive is posted.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -123,40 +125,39 @@
 //! }
 //! ```
 //!
-//! For multicast create the address handle with the GID of the group, send to [`Qpn::MULTICAST`], and let receivers
+//! For multicast, create the address handle with the GID of the group and send to [`Qpn::MULTICAST`]; receivers call
 //! [`attach_mcast`](Context::attach_mcast): `examples/publish.rs`.
 //!
 //! # Which GID
 //!
-//! The GID index chooses the source address: the row of [`Port::gids`]. Both ends must use the same IP version, or the verb fails with
-//! [`Error::AddressFamily`]. [`Context::endpoint_for`] and [`Port::gid_index_for`] take the row that fits a peer. The connection
-//! manager does so by itself. On an interface index 0 is often the link-local address, fe80::/10; a UDP socket has one address.
-//! [`Context::add_gid`] adds an address of a VLAN. RoCE v1 is off unless [`Config::roce_v1`] turns it on.
+//! The GID index selects the source address: it is a row of [`Port::gids`]. Both ends must use the same IP version, or the verb
+//! fails with [`Error::AddressFamily`]. [`Context::endpoint_for`] and [`Port::gid_index_for`] find the row for a peer. The
+//! connection manager does this itself. On an interface index 0 is often the link-local address, fe80::/10; a UDP socket has one
+//! address. [`Context::add_gid`] adds an address of a VLAN. RoCE v1 is off unless [`Config::roce_v1`] turns it on.
 //!
-//! `ferroce devinfo` prints the table. The index of `show_gids` and of perftest's `-x` counts the peer's table, which is another one.
+//! `ferroce devinfo` prints the table. The index in `show_gids` and in perftest's `-x` refers to the peer's own table.
 //!
 //! # A peer that is gone
 //!
-//! A peer that is killed says nothing, and only a sender notices: its work requests complete with
+//! A peer that is killed sends nothing, and only a sender notices: its work requests complete with
 //! [`RetryExcErr`](WcStatus::RetryExcErr) after [`retry_count`](ReadyToSend::retry_count) + 1 ACK timeouts. The defaults are:
 //!
-//! | connected by | ACK timeout | given up after |
+//! | connected by | ACK timeout | error after |
 //! |---|---|---|
 //! | [`handshake`](Context::handshake) | 67 ms | 0.5 s |
 //! | the connection manager | 0.5 s | 4.3 s |
 //!
-//! For another time make the transition with [`ReadyToSend::timeout_at_least`], or give
-//! [`ConnectionParameters::timeout_at_least`]. An end that only receives stays in RTS: where that matters, post a WRITE of no bytes now
-//! and then. A `connect` to somebody who neither answers nor is refused by the network ends after 69 s
-//! ([`ConnectionParameters::patience`]).
+//! To change it, make the transition with [`ReadyToSend::timeout_at_least`], or set [`ConnectionParameters::timeout_at_least`].
+//! An end that only receives stays in RTS: if that matters, post a WRITE of 0 bytes from time to time. A `connect` to a host that
+//! does not answer, and that the network does not report as unreachable, fails after 69 s ([`ConnectionParameters::patience`]).
 //!
-//! A connection of the connection manager outlives its queue pair's failure: [`destroy_qp`](Context::destroy_qp) or
-//! [`disconnect`](Context::disconnect) ends it, some 10 s later, for a peer that is gone acknowledges nothing. A server that does
-//! neither has its [`max_connections`](Config::max_connections) taken by dead peers in time, and then answers no request
+//! A connection of the connection manager outlives a failure of its queue pair: [`destroy_qp`](Context::destroy_qp) or
+//! [`disconnect`](Context::disconnect) ends it, about 10 s later if the peer is gone and acknowledges nothing. In a server that
+//! calls neither, dead peers use up [`max_connections`](Config::max_connections), and it then answers no request
 //! ([`CmRxNoRoom`](Counter::CmRxNoRoom) counts them).
 //!
-//! [`disconnect`](Context::disconnect) tells the peer, and so does the end of a context for connections of the connection
-//! manager. Queue pairs that were connected by `handshake` have nobody who tells: end them by a message of your own.
+//! [`disconnect`](Context::disconnect) notifies the peer, and so does dropping the context, for connections of the connection
+//! manager. For queue pairs connected by `handshake` nothing notifies the peer: send a message of your own.
 
 #[cfg(doc)]
 use crate::*;

@@ -1,13 +1,13 @@
-//! Memory of GPUs: to register it, to compute with it, what it costs, and what an RNIC does with it.
+//! GPU memory: how to register it and compute with it, what it costs, and how an RNIC accesses it.
 //!
 //! # From a device to a WRITE
 //!
-//! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there and
-//! registers as any other. Whatever a work request or a peer names may lie in it, also in one list with memory of the host; only
-//! atomics may not. Where this end can see that, they are [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): as where the
-//! result goes, and with the right `REMOTE_ATOMIC` of a region. A window with that right is not bound (`MwBindErr`). The peer of an atomic to
-//! such memory refuses it as to any other without the right (`RemAccessErr`). ATOMIC WRITE is allowed, as a WRITE of 8 bytes: whether a kernel
-//! beside it can see half of them is the device's.
+//! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there
+//! and registered like any other memory. All operations may use it, also in one list of SGEs with host memory; only atomics may
+//! not. If the local end can detect it, it returns [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): for the
+//! result of an atomic, and for a region with the right `REMOTE_ATOMIC`. Binding a window with that right fails (`MwBindErr`). An
+//! atomic of a peer to such memory fails as without the right (`RemAccessErr`). ATOMIC WRITE is allowed, as a WRITE of 8 bytes:
+//! whether a concurrent kernel can see half of it depends on the device.
 //!
 //! ```
 //! use std::time::Duration;
@@ -42,45 +42,51 @@
 //!
 //! `examples/tensor.rs` sends a tensor from one GPU to another, on two hosts.
 //!
-//! # How bytes travel
+//! # How data is copied
 //!
 //! | backend | between the GPU and the wire |
 //! |---|---|
-//! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies 64 KiB at a time ([`Config::staging_chunk`]) to host memory, from which packets are sent, and the other way round; no copy for each packet, and no load or store of the CPU to the GPU's memory |
-//! | RNIC | by itself, through a dma-buf that the kernel makes of the GPU's memory ([`memory`](super::memory) has the conditions); where the card, its driver or the kernel refuses, so does [`Context::register`], with the reason: nothing is copied instead unless you do |
+//! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies chunks of 64 KiB ([`Config::staging_chunk`]) to and from host memory, where packets are sent and received; there is no GPU copy per packet, and the CPU does not access the GPU's memory |
+//! | RNIC | the card accesses GPU memory directly, through a dma-buf ([`memory`](super::memory) lists the conditions); if the card, its driver or the kernel refuses, [`Context::register`] fails with the reason: there is no automatic fallback to copies |
 //!
-//! What is told is there, but for an RNIC's completions (below): a completion, an acknowledgement, the response to a READ and the MSN follow the copy, not the packet. A copy that
-//! fails ends the work request with [`FatalErr`](WcStatus::FatalErr) here and [`RemOpErr`](WcStatus::RemOpErr) at the peer, and the queue
-//! pair with it; what was executed before that copy is told as usual. Where a peer's WRITE or READ fails so, this end has no work request that
-//! could say it, and [`Event::QpFatal`] does. A device that neither copies nor fails holds the requests of this end
-//! up without end: only the program can tell it from a slow one, by a time limit of its own. Requests of its peers end in
-//! [`RetryExcErr`](WcStatus::RetryExcErr) when their retries are used up.
+//! Completions, acknowledgements, responses to READs and the MSN are delayed until the copy is done, not only the packet received
+//! (an RNIC's completions are an exception, see below). A copy that fails completes the work request with
+//! [`FatalErr`](WcStatus::FatalErr) here and with [`RemOpErr`](WcStatus::RemOpErr) at the peer, and moves the queue pair to ERR;
+//! requests executed before that copy complete as usual. If a WRITE or READ of the peer fails in this way, this end has no work
+//! request to report it, and gets [`Event::QpFatal`]. A device that neither copies nor fails delays this end's requests
+//! indefinitely: only the program can distinguish it from a slow one, by a time limit of its own. Requests of its peers complete
+//! with [`RetryExcErr`](WcStatus::RetryExcErr) when their retries are used up.
 //!
-//! Bytes land in a device's memory in any order, also those of two WRITEs. Memory of the host is written behind them: a WRITE or an atomic
-//! that sets a flag there comes when all is there that came before on its queue pair. A flag in memory of a device tells nothing.
+//! Bytes are written to GPU memory in any order, also those of two WRITEs. Host memory is written after them: a WRITE or an
+//! atomic that sets a flag in host memory is executed when all earlier requests of its queue pair are complete. A flag in GPU
+//! memory indicates nothing.
 //!
-//! ACK timeouts of peers must be longer than copies take, or they repeat what is not lost. A request that finds no staging is asked
-//! for again when there is some, which takes one of the peer's retries. A peer that has repeated it twice by then is told to wait, by an RNR
-//! NAK of 10 ms and more, so its `rnr_retry` should be 7. Datagrams, and messages on UC, that find none are lost.
+//! ACK timeouts of peers must be longer than copies take; otherwise they retransmit what is not lost. A request for which no
+//! staging chunk is free is requested again when one is, which uses one of the peer's retries. If the peer has retransmitted it
+//! twice by then, it gets an RNR NAK with a timer of 10 ms or more, so its `rnr_retry` should be 7. Datagrams, and messages on
+//! UC, for which no chunk is free are lost.
 //!
-//! # Kernels beside it
+//! # Concurrent kernels
 //!
-//! The context orders its copies with its completions, and knows nothing of the program's kernels. The rules are those of
-//! [`memory`](super::memory) for any buffer:
+//! The context orders its copies and its completions; it does not know the program's kernels. The rules of
+//! [`memory`](super::memory) apply:
 //!
-//! - Post what a kernel has written when the kernel has ended (`clFinish`, `cuStreamSynchronize`, or an event that is done).
-//! - Start a kernel on what was received, read or sent when the completion has come. With an RNIC one that runs already, and polls the
-//!   memory, may see old bytes behind the completion: the card writes past the processor, and nothing flushes that (`docs/rnic.md`).
-//! - Copies that have begun go on when their queue pair is reset, destroyed or in ERR. Those to the device write over whatever the program
-//!   writes there meanwhile. In ERR flushed receives come behind copies of what was received, and flushed sends behind copies of what
-//!   READs have brought; what had come as a whole is a success even so. Flushed sends do not wait for copies from the device, which only
-//!   read it. [`Context::deregister`] is [`Busy`](Error::Busy) until all have ended: poll, and try again.
-//! - SQD waits for copies as for acknowledgements: `SqDrained` comes when the requests sent, and what READs have brought, are complete.
+//! - Post data that a kernel writes after the kernel has finished (`clFinish`, `cuStreamSynchronize`, or a completed event).
+//! - Start a kernel on data that was received, read or sent after its completion. With an RNIC, a kernel that is already running
+//!   and polls the memory may see old bytes after the completion: the card's writes bypass the CPU, and nothing flushes them for
+//!   the GPU (`docs/rnic.md`).
+//! - Copies that have begun continue when their queue pair is reset, destroyed or in ERR. Those to the device overwrite data that
+//!   the program writes there meanwhile. In ERR, flushed receives complete after the copies of received data, and flushed sends
+//!   after the copies of READ responses; a request whose data had arrived completely still succeeds. Flushed sends do not wait
+//!   for copies from the device, which only read it. [`Context::deregister`] returns [`Busy`](Error::Busy) until all copies have
+//!   ended: poll, and try again.
+//! - SQD waits for copies as for acknowledgements: `SqDrained` is raised when the requests sent, and the copies of READ
+//!   responses, are complete.
 //!
-//! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a [`Queue`](crate::driver::gpu::Queue)
-//! of your own; with the features, `OpenCl::buffer` and `Cuda::pointer` say of a piece what kernels call it. `OpenCl::import` and
-//! `Cuda::import` take an allocation that somebody else has made, such as a tensor of PyTorch: it is kept for as long as the memory lives,
-//! and must not be freed or moved by its owner before. All that is of one handle of the device:
+//! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a
+//! [`Queue`](crate::driver::gpu::Queue) of your own; with the cargo features, `OpenCl::buffer` and `Cuda::pointer` return the
+//! kernel argument for a piece. `OpenCl::import` and `Cuda::import` take an allocation made elsewhere, such as a PyTorch tensor:
+//! its owner must not free or move it while the memory exists. All of these must use one handle of the device:
 //!
 //! ```ignore
 //! use ferroce::driver::gpu::opencl::{self, OpenCl};
@@ -92,17 +98,16 @@
 //! // clSetKernelArg(kernel, 0, size_of::<cl_mem>(), &buffer), enqueue, clFinish: now it may be posted.
 //! ```
 //!
-//! A reducer computes what the processor does, with the same bits: sums, products, minima and maxima of up to eight sources, quotients,
-//! products by a factor, and copies within the device's memory, of every type.
+//! A reducer computes the same bits as the CPU: sums, products, minima and maxima of up to eight sources, quotients, products by
+//! a factor, and copies within the device's memory, of every type.
 //!
 //! # What it costs
 //!
-//! One copy more than memory of the host, at either end: by the GPU, between its memory and the chunk; that between the chunk and the packet
-//! host memory has as well. A copy
-//! takes microseconds to begin (PoCL's some tens), and a small message waits for two, one at each end. Counters tell how much was copied:
-//! `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`; `rx_staging_full` counts packets that found no room, for which
-//! [`Config::staging_chunks`] may be raised (128 chunks of 64 KiB by default, shared by all queue pairs of a context).
-//! `ferroce perf --memory opencl:0` measures it.
+//! GPU memory costs one copy more than host memory at each end: by the GPU, between its memory and the chunk. The copy between
+//! the chunk and the packet exists for host memory too. A copy takes microseconds to start (with PoCL some tens of them), and a
+//! small message waits for two, one at each end. Counters: `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`;
+//! `rx_staging_full` counts packets for which no chunk was free; if it grows, raise [`Config::staging_chunks`] (128 chunks of 64
+//! KiB by default, shared by all queue pairs of a context). `ferroce perf --memory opencl:0` measures it.
 
 #[cfg(doc)]
 use crate::driver::gpu::GpuSpec;

@@ -1,21 +1,21 @@
-//! What can go wrong, and what to do about it.
+//! Errors: causes and remedies.
 //!
-//! | where it is told | what it means |
+//! | reported by | meaning |
 //! |---|---|
-//! | [`Error`] from a verb | the verb was refused and has changed nothing; the text names the value and what would be right |
+//! | [`Error`] from a verb | the verb failed and has changed nothing; the text names the wrong value and the valid ones |
 //! | a [`WorkCompletion`] whose status is not `Success` | that work request failed, and its queue pair with it |
 //! | an [`Event`] ([`next_event`](Context::next_event)) | a queue pair, a queue or the device failed outside any work request |
-//! | a [`CmEvent`] | how a connection came about, or why not |
-//! | a [`Counter`] | a packet was dropped, or sent again. That is normal on a network and no error |
+//! | a [`CmEvent`] | a connection was established, or failed, with the reason |
+//! | a [`Counter`] | a packet was dropped or retransmitted. This is normal on a network, and no error |
 //!
 //! # When a work request fails
 //!
-//! An RC queue pair goes to ERR with its first failure. The failed work request completes first, with the cause. Everything else of
-//! its send queue and its receive queue completes with [`WrFlushErr`](WcStatus::WrFlushErr), in the order of posting, also what was
-//! not signaled (docs/protocol.md §6). **The first completion that is not flushed is the one to look at.** On UC and UD a failed
-//! send leads to SQE: receiving goes on, and [`Transition::Resume`] ends it.
+//! An RC queue pair goes to ERR with its first failure. The failed work request completes first, with the cause. All other work
+//! requests of its send and receive queue complete with [`WrFlushErr`](WcStatus::WrFlushErr), in the order of posting, unsignaled
+//! ones included (docs/protocol.md §6). **The first completion that is not flushed has the cause.** On UC and UD a failed send
+//! moves the queue pair to SQE: it still receives, and [`Transition::Resume`] moves it back to RTS.
 //!
-//! To go on, take what is left in the completion queue, and then either destroy the queue pair or bring it back:
+//! To continue, poll the remaining completions, and then either destroy the queue pair or connect it again:
 //! [`Transition::Reset`], a new [`endpoint`](Context::endpoint), and a new handshake at both ends.
 //!
 //! ```
@@ -68,55 +68,55 @@
 //! | status | cause | remedy |
 //! |---|---|---|
 //! | [`LocLenErr`](WcStatus::LocLenErr) | of a receive: the message is longer than its buffers. The sender gets `RemInvReqErr` | longer receives; the same message size at both ends. UD receives need 40 bytes more |
-//! | | of a READ or atomic: the response is not as long as what was asked for | the peer's implementation is at fault: record it (`--pcap`) and run `ferroce replay` |
-//! | [`LocQpOpErr`](WcStatus::LocQpOpErr) | of a datagram: its address handle was destroyed before it left | destroy handles after the completion |
+//! | | of a READ or atomic: the response has another length than the request | the peer's implementation is at fault: record it (`--pcap`) and run `ferroce replay` |
+//! | [`LocQpOpErr`](WcStatus::LocQpOpErr) | of a datagram: its address handle was destroyed before it was sent | destroy handles after the completion |
 //! | | the response has an opcode that does not fit the request | as above: record it |
 //! | [`LocProtErr`](WcStatus::LocProtErr) | the local memory: bytes outside the region, another protection domain, or a result into a region without `LOCAL_WRITE` | offsets and lengths of the [`Sge`]s; register with [`Access::LOCAL_WRITE`]; one protection domain for queue pair and region |
 //! | [`WrFlushErr`](WcStatus::WrFlushErr) | the queue pair is in ERR, by an earlier failure, `disconnect`, or [`Transition::Error`] | look at the first other completion and at the events. Whether a flushed send reached the peer is not known |
-//! | [`MwBindErr`](WcStatus::MwBindErr) | a memory window can't be bound so | [`SendOp::BindMw`] lists what it needs, `MW_BIND` first |
-//! | [`RemInvReqErr`](WcStatus::RemInvReqErr) | the peer finds the request invalid: longer than its receive, an operation that its queue pair does not allow or does not know, an atomic at an address that is no multiple of 8, more READs than it takes | the peer's `Transition::Init` access; its receives; `max_rd_atomic` no more than its `max_dest_rd_atomic`; FLUSH and ATOMIC WRITE only where the peer has them; the same path MTU at both ends |
-//! | [`RemAccessErr`](WcStatus::RemAccessErr) | the peer's memory: a wrong or revoked key, bytes outside the region, or a right that the region does not have | tell the [`RemoteMemory`] anew after each registration; the region's [`Access`]; keep it registered until the last peer is done |
-//! | [`RemOpErr`](WcStatus::RemOpErr) | the peer can't carry it out: the memory of its receive is wrong (`LocProtErr` there), or a copy of its GPU has failed (`FatalErr` there, `device_errors`, and the log says why) | mend the receives of the peer, or its GPU |
-//! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the way (MTU, firewall, NAT) | the peer's program first; `ferroce doctor PEER` examines the way; [`Context::mismatches`] and the counters of both ends; a longer timeout where the peer is off its core for long, or its GPU's copies are slow ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
+//! | [`MwBindErr`](WcStatus::MwBindErr) | the bind of a memory window is invalid | [`SendOp::BindMw`] lists the conditions; the most frequent is `MW_BIND` |
+//! | [`RemInvReqErr`](WcStatus::RemInvReqErr) | the peer finds the request invalid: longer than its receive, an operation that its queue pair does not allow or does not know, an atomic at an address that is not a multiple of 8, more READs than its responder resources | the peer's `Transition::Init` access; its receives; `max_rd_atomic` no more than its `max_dest_rd_atomic`; FLUSH and ATOMIC WRITE only if the peer supports them; the same path MTU at both ends |
+//! | [`RemAccessErr`](WcStatus::RemAccessErr) | the peer's memory: a wrong or revoked key, bytes outside the region, or a right that the region does not have | send the peer a new [`RemoteMemory`] after each registration; the region's [`Access`]; keep it registered until the last peer is done |
+//! | [`RemOpErr`](WcStatus::RemOpErr) | the peer can't execute it: its receive WR has invalid SGEs (`LocProtErr` there), or a copy of its GPU failed (`FatalErr` there, `device_errors`; the reason is logged) | correct the receives of the peer, or check its GPU |
+//! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the path (MTU, firewall, NAT) | check the peer's program first; `ferroce doctor PEER` examines the path; [`Context::mismatches`] and the counters of both ends; a longer timeout if the peer's thread is off its core for long, or its GPU's copies are slow ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
 //! | | with [`Event::QpUnreachable`] or [`Event::AhUnreachable`]: no next hop | the reason is in the event: route, ARP, neighbour discovery |
 //! | [`RnrRetryExcErr`](WcStatus::RnrRetryExcErr) | the peer has no receive posted, and `rnr_retry` is used up | post receives before the peer sends, and enough of them; `rnr_retry` 7 (the default) waits for ever; a longer [`min_rnr_timer`](ReadyToReceive::min_rnr_timer) at the receiver |
-//! | [`FatalErr`](WcStatus::FatalErr) | a device has failed: the GPU whose memory the work request names, or the RNIC | the log; the device's tools; make the queue pair anew with other memory |
-//! | [`BadRespErr`](WcStatus::BadRespErr), [`LocAccessErr`](WcStatus::LocAccessErr), [`RemAbortErr`](WcStatus::RemAbortErr), [`RespTimeoutErr`](WcStatus::RespTimeoutErr), [`GeneralErr`](WcStatus::GeneralErr) | from an RNIC alone | the card's manual; the kernel's log |
+//! | [`FatalErr`](WcStatus::FatalErr) | a device has failed: the GPU whose memory the work request names, or the RNIC | the log; the device's tools; create a new queue pair with other memory |
+//! | [`BadRespErr`](WcStatus::BadRespErr), [`LocAccessErr`](WcStatus::LocAccessErr), [`RemAbortErr`](WcStatus::RemAbortErr), [`RespTimeoutErr`](WcStatus::RespTimeoutErr), [`GeneralErr`](WcStatus::GeneralErr) | only from an RNIC | the card's manual; the kernel's log |
 //!
-//! `RemInvReqErr` and `RemAccessErr` of a receive are the same, seen by the other end: a request of the peer was refused here while
-//! the receive was in its hand. [`WcStatus::meaning`] says in a sentence which end refused.
+//! `RemInvReqErr` and `RemAccessErr` of a receive mean that this end refused a request of the peer which was using the receive.
+//! [`WcStatus::meaning`] says which end refused.
 //!
 //! # Errors of verbs
 //!
 //! | [`Error`] | cause | remedy |
 //! |---|---|---|
-//! | [`Invalid`](Error::Invalid), [`Access`](Error::Access) | a value out of its range, rights that do not go together | the text says what would be right |
+//! | [`Invalid`](Error::Invalid), [`Access`](Error::Access) | a value out of range, or rights that can't be combined | the text says what is valid |
 //! | [`InvalidHandle`](Error::InvalidHandle) | the object was destroyed, or is of another context | – |
-//! | [`State`](Error::State) | the queue pair is in a state that does not allow this; `ERR` mostly means that work has failed before | the text names the states; look at the completions |
-//! | [`QueueFull`](Error::QueueFull) | all entries of a send, receive or command queue are in use | poll the context, take completions, post again; a larger [`max_send_wr`](QpConfig::max_send_wr). Signal some sends: entries of unsignaled ones are freed by acknowledgements too, but you do not see when |
-//! | [`Exhausted`](Error::Exhausted) | as many objects as the [`Config`] has | the text names the setting |
-//! | [`Busy`](Error::Busy) | others depend on the object | complete the work, or destroy the users first |
-//! | [`PathMtu`](Error::PathMtu) | the interface is too small for the path MTU | a smaller path MTU, or `ip link set eth0 mtu 4200` on every hop |
+//! | [`State`](Error::State) | the queue pair is in a state that does not allow this; `ERR` usually means that an earlier work request failed | the text names the states; look at the completions |
+//! | [`QueueFull`](Error::QueueFull) | all entries of a send, receive or command queue are in use | poll the context, take completions, post again; a larger [`max_send_wr`](QpConfig::max_send_wr). Signal some sends: acknowledgements free entries of unsignaled ones too, but without a completion |
+//! | [`Exhausted`](Error::Exhausted) | the limit of the [`Config`] is reached | the text names the setting |
+//! | [`Busy`](Error::Busy) | other objects or outstanding work depend on the object | complete the work, or destroy the users first |
+//! | [`PathMtu`](Error::PathMtu) | the interface's MTU is too small for the path MTU | a smaller path MTU, or `ip link set eth0 mtu 4200` on every hop |
 //! | [`AddressFamily`](Error::AddressFamily) | the GID index is of the other IP version | [`endpoint_for`](Context::endpoint_for), [`Port::gid_index_for`] |
 //! | [`Unsupported`](Error::Unsupported) | this backend, port or build lacks the [`Feature`] | another device; the cargo feature `af_xdp` |
-//! | [`Gpu`](Error::Gpu) | a GPU refused a call | what its text says |
-//! | [`Region`](Error::Region) | bytes outside the region, or slices of memory that others may write | [`read`](Context::read) and [`write`](Context::write) |
-//! | [`Unreachable`](Error::Unreachable), [`Rejected`](Error::Rejected), [`TimedOut`](Error::TimedOut) | a verb that waits did not get what it waited for | the text names the peer and the reason. After `connect` the queue pair is as before and can try again; after `accept` it is in ERR |
-//! | [`Memory`](Error::Memory), [`Thread`](Error::Thread), [`Wait`](Error::Wait), [`Export`](Error::Export) | the operating system has refused | `ulimit`, permissions |
-//! | [`RunnerEnded`](Error::RunnerEnded), [`OwnThread`](Error::OwnThread), [`NoQueue`](Error::NoQueue) | a runner or channel that can't bring anything | [`threads`](super::threads) |
-//! | [`Driver`](Error::Driver) | from opening: rights, a missing interface, UDP port 4791 in use, libraries. From [`poll`](Context::poll): the port is gone | the text names the remedy; after `poll` has failed, open the device anew |
+//! | [`Gpu`](Error::Gpu) | a GPU refused a call | see its text |
+//! | [`Region`](Error::Region) | bytes outside the region, or a slice of memory that others may write | [`read`](Context::read) and [`write`](Context::write) |
+//! | [`Unreachable`](Error::Unreachable), [`Rejected`](Error::Rejected), [`TimedOut`](Error::TimedOut) | a blocking verb failed | the text names the peer and the reason. After `connect` the queue pair is unchanged and you can try again; after `accept` it is in ERR |
+//! | [`Memory`](Error::Memory), [`Thread`](Error::Thread), [`Wait`](Error::Wait), [`Export`](Error::Export) | the operating system refused | `ulimit`, permissions |
+//! | [`RunnerEnded`](Error::RunnerEnded), [`OwnThread`](Error::OwnThread), [`NoQueue`](Error::NoQueue) | a runner that has ended, or a handle or channel that can deliver nothing | [`threads`](super::threads) |
+//! | [`Driver`](Error::Driver) | when opening: permissions, a missing interface, UDP port 4791 in use, missing libraries. From [`poll`](Context::poll): the port is gone | the text names the remedy; after `poll` has failed, open the device again |
 //!
 //! # Events
 //!
 //! | [`Event`] | what to do |
 //! |---|---|
-//! | [`QpReqErr`](Event::QpReqErr), [`QpAccessErr`](Event::QpAccessErr) | a request of the peer was refused, and no receive could tell it. The queue pair is in ERR: rights and lengths, as above |
-//! | [`QpFatal`](Event::QpFatal) | as `CqErr`; or a GPU has failed while the peer wrote to its memory or read it ([`DeviceErrors`](Counter::DeviceErrors), and the log says why) |
-//! | [`CqErr`](Event::CqErr) | a completion found no room. Make the completion queue as large as all that may complete in it, or take completions more often |
+//! | [`QpReqErr`](Event::QpReqErr), [`QpAccessErr`](Event::QpAccessErr) | a request of the peer was refused, and no receive could report it. The queue pair is in ERR: check rights and lengths, as above |
+//! | [`QpFatal`](Event::QpFatal) | as `CqErr`; or a GPU failed while the peer wrote or read its memory ([`DeviceErrors`](Counter::DeviceErrors); the reason is logged) |
+//! | [`CqErr`](Event::CqErr) | the completion queue is full. Create it large enough for all outstanding work requests, or poll it more often |
 //! | [`QpUnreachable`](Event::QpUnreachable), [`AhUnreachable`](Event::AhUnreachable) | no next hop; the reason is in the event |
-//! | [`PkeyViolation`](Event::PkeyViolation) | a packet of another partition: the same P_Key at both ends |
-//! | [`DeviceFatal`](Event::DeviceFatal) | the card has failed; open it anew |
-//! | [`CommEst`](Event::CommEst), [`SqDrained`](Event::SqDrained), [`QpLastWqeReached`](Event::QpLastWqeReached), [`SrqLimitReached`](Event::SrqLimitReached), [`Completion`](Event::Completion) | no failures: what an application has asked to be told |
+//! | [`PkeyViolation`](Event::PkeyViolation) | a packet of another partition: use the same P_Key at both ends |
+//! | [`DeviceFatal`](Event::DeviceFatal) | the card has failed; open it again |
+//! | [`CommEst`](Event::CommEst), [`SqDrained`](Event::SqDrained), [`QpLastWqeReached`](Event::QpLastWqeReached), [`SrqLimitReached`](Event::SrqLimitReached), [`Completion`](Event::Completion) | no failures: notifications that the application requested |
 //!
 //! Sources: IBA 10.10.3 and 11.6 (errors and completion statuses), docs/protocol.md §4 to §6.
 

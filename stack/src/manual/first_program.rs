@@ -3,18 +3,18 @@
 //! | step | verb |
 //! |---|---|
 //! | open a port | [`Device::open`], [`Context::open`] |
-//! | a protection domain: what belongs together | [`Context::alloc_pd`] |
-//! | a completion queue: where the ends of work requests are told | [`Context::create_cq`] |
+//! | a protection domain: groups queue pairs and memory | [`Context::alloc_pd`] |
+//! | a completion queue: reports finished work requests | [`Context::create_cq`] |
 //! | a queue pair: one end of a connection | [`Context::create_qp`] with [`QpConfig::rc`] |
-//! | memory that the stack, or the peer, may reach | [`Memory::zeroed`], [`Context::register`] |
-//! | who am I, and where is my memory | [`Context::endpoint_for`], [`Context::remote`] |
-//! | tell the peer, by any means | `Display` and `FromStr`, `to_bytes` and `from_bytes`, or serde |
+//! | memory that the stack, or the peer, may access | [`Memory::zeroed`], [`Context::register`] |
+//! | get the own endpoint and the address of the own memory | [`Context::endpoint_for`], [`Context::remote`] |
+//! | send both to the peer, by any means | `Display` and `FromStr`, `to_bytes` and `from_bytes`, or serde |
 //! | connect | [`Context::handshake`] |
 //! | post work | [`Context::post_send`], [`Context::post_recv`] |
-//! | wait for its end | [`Context::wait_cq`], then [`WorkCompletion::ok`] |
+//! | wait for completion | [`Context::wait_cq`], then [`WorkCompletion::ok`] |
 //!
-//! The two ends below are threads of one program and tell each other their lines through channels. Between hosts it is a
-//! TCP connection: `examples/write.rs` of the crate is that program.
+//! The two ends below are threads of one program, and exchange their lines through channels. Between hosts use a TCP connection,
+//! as `examples/write.rs` of the crate does.
 //!
 //! ```
 //! use std::net::IpAddr;
@@ -88,17 +88,17 @@
 //! }
 //! ```
 //!
-//! What to know from here:
+//! Next:
 //!
 //! - **Both ends poll.** A context sends, receives, acknowledges and retransmits only inside [`Context::poll`], which every verb
 //!   that waits calls. The target of a WRITE or READ polls until its peers are done ([`threads`](super::threads)).
 //! - **A completion may be an error.** [`WorkCompletion::ok`] turns it into an [`Error`] ([`errors`](super::errors)).
 //! - **A buffer belongs to the stack until its work request completes** ([`memory`](super::memory)).
-//! - **Who writes and who listens** need not be agreed by hand: the connection manager connects by address and port
+//! - **An exchange of your own is not needed**: the connection manager connects by address and port
 //!   ([`connecting`](super::connecting)).
 //!
-//! The examples in the repository go on from here: `read.rs`, `datagrams.rs`, `publish.rs` (multicast), `key_value.rs`,
-//! `workers.rs`, `cores.rs`, `tokio_server.rs`, `two_ports.rs`.
+//! More examples in the repository: `read.rs`, `datagrams.rs`, `publish.rs` (multicast), `key_value.rs`, `workers.rs`,
+//! `cores.rs`, `tokio_server.rs`, `two_ports.rs`.
 
 #[cfg(doc)]
 use crate::*;

@@ -1,39 +1,38 @@
-//! Running it on hosts: what they need, and how to see what goes on.
+//! Operation on hosts: what they need, and how to monitor.
 //!
 //! # What a host needs
 //!
 //! | | |
 //! |---|---|
-//! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP sees packets before the firewall). NAT on the way breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); those of another user, and of other programs, are refused and told who was first |
-//! | rights | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
+//! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
+//! | privileges | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
 //! | MTU | 1088 for the path MTU 1024, 4160 (IPv4) or 4180 (IPv6) for 4096; INTEROP.md, "MTU" |
 //! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |
-//! | trust | RDMA has neither encryption nor authentication: whoever can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Keep it on a network of hosts that you trust. [`Config::drop_access_errors`] keeps a wrong key from ending a connection |
+//! | trust | RDMA has neither encryption nor authentication: an attacker that can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Use it only on a network of trusted hosts. With [`Config::drop_access_errors`] a wrong key does not end a connection |
 //!
-//! The `ferroce` command (crate `ferroce-tools`) tells what is missing: `ferroce devinfo` of this host, `ferroce topo` of the
-//! places of its GPUs and cards, `ferroce doctor PEER` of the way to
-//! another one, with the remedy.
+//! The `ferroce` command (crate `ferroce-tools`) reports what is missing, with the remedy: `ferroce devinfo` shows this host,
+//! `ferroce topo` the topology of its GPUs and cards, `ferroce doctor PEER` checks the path to another host.
 //!
 //! # Counters
 //!
-//! [`Context::counters`] is what the protocol counts: packets by kind, what was sent again, and each reason for which a packet is
-//! dropped. Names are those of `mlx5_ib`'s and `rdma_rxe`'s `hw_counters` where those count the same. [`Context::metrics`] is
-//! everything in numbers, and prints itself as Prometheus text. [`Context::export`] lets other processes of the same user read it:
-//! `ferroce stat` (a table, `--json`, `--watch 1`, or `--listen` for Prometheus). Collectives are there too, and `ferroce flight` tells
-//! which of their ranks hangs or comes late.
+//! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. The names
+//! are those of `mlx5_ib`'s and `rdma_rxe`'s `hw_counters` if these count the same. [`Context::metrics`] returns all metrics, and
+//! its `Display` is Prometheus text. [`Context::export`] lets other processes of the same user read it: `ferroce stat` (a table,
+//! `--json`, `--watch 1`, or `--listen` for Prometheus). It shows collectives too; `ferroce flight` reports which of their ranks
+//! hangs or is late.
 //!
-//! | what grows | what it means |
+//! | counter that grows | meaning |
 //! |---|---|
-//! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the way there, or at the peer |
-//! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the end of what was sent is lost, or the peer does not poll for longer than the ACK timeout |
+//! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the path to the peer, or at the peer |
+//! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the last packets sent were lost, or the peer did not poll for longer than the ACK timeout |
 //! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same, seen by the receiver |
-//! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr), [`SendRnrErr`](Counter::SendRnrErr) | receives are missing at the peer; here |
-//! | [`OutOfBuffer`](Counter::OutOfBuffer) | a UC or UD message found no receive |
-//! | [`RxStagingFull`](Counter::RxStagingFull) | packets for memory of a GPU found no [staging](super::device_memory#what-it-costs); those of UC and UD are lost, others are asked for again |
-//! | [`DeviceErrors`](Counter::DeviceErrors) | copies of a GPU have failed: the log names the queue pair and the reason |
-//! | [`RxIcrcEncapsulated`](Counter::RxIcrcEncapsulated) | something on the way changes packets: NAT, a middlebox, a faulty link |
-//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch), [`RxWrongService`](Counter::RxWrongService), [`RxWrongAddress`](Counter::RxWrongAddress) | the ends are set up differently: [`Context::mismatches`] tells what the first packet showed |
-//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark; senders slow down |
+//! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr), [`SendRnrErr`](Counter::SendRnrErr) | no receive was posted: at the peer; here |
+//! | [`OutOfBuffer`](Counter::OutOfBuffer) | no receive was posted for a UC or UD message |
+//! | [`RxStagingFull`](Counter::RxStagingFull) | no [staging](super::device_memory#what-it-costs) chunk was free for packets to GPU memory; those of UC and UD are lost, others are requested again |
+//! | [`DeviceErrors`](Counter::DeviceErrors) | copies by a GPU failed: the log names the queue pair and the reason |
+//! | [`RxIcrcEncapsulated`](Counter::RxIcrcEncapsulated) | packets are modified on the path: NAT, a middlebox, a faulty link |
+//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch), [`RxWrongService`](Counter::RxWrongService), [`RxWrongAddress`](Counter::RxWrongAddress) | the ends are configured differently: [`Context::mismatches`] returns what the first packet showed |
+//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets; senders reduce their rate |
 //!
 //! ```
 //! use std::time::Duration;
@@ -64,20 +63,22 @@
 //!
 //! # The log
 //!
-//! The library logs through [`tracing`]: at `info` what was opened, with which driver and why; at `warn` what
-//! works and should not stay so; at `error` which queue pair a GPU's failed copy has ended, and why; nothing per packet. A program decides by its subscriber what becomes of it, for instance
-//! `tracing_subscriber::fmt().with_env_filter(…).init()`. Without one nothing is printed. Errors are returned to the caller.
+//! The library logs through [`tracing`]: at `info` which device was opened, with which driver and why; at `warn` conditions that
+//! work but should be corrected; at `error` which queue pair a failed GPU copy has ended, and why; nothing per packet. The
+//! program's subscriber decides what is printed, for example `tracing_subscriber::fmt().with_env_filter(…).init()`. Without a
+//! subscriber nothing is printed. Errors are returned to the caller.
 //!
 //! # Captures
 //!
-//! [`driver::pcap::Recorder`] wraps any driver and writes what passes to a pcapng file (`--pcap FILE` of the command);
-//! `tcpdump -s 0 -w run.pcap udp port 4791` sees UDP sockets and peers, and not what AF_XDP takes. `ferroce dissect` reads either packet by packet, and `ferroce replay` checks
-//! both ends of it against the rules of the protocol.
+//! [`driver::pcap::Recorder`] wraps any driver and writes all packets to a pcapng file (`--pcap FILE` of the command);
+//! `tcpdump -s 0 -w run.pcap udp port 4791` captures packets of UDP sockets and of peers, but not those that AF_XDP receives.
+//! `ferroce dissect` prints either file packet by packet, and `ferroce replay` checks both ends in it against the rules of the
+//! protocol.
 //!
 //! # Which peers
 //!
-//! The test suite runs against `rdma_rxe` of Linux 6.1 in a virtual machine, at both ends. No ConnectX was at hand: INTEROP.md has
-//! the commands for one, and marks what nobody has tried.
+//! The test suite runs against `rdma_rxe` of Linux 6.1 in a virtual machine, at both ends. No ConnectX was available: INTEROP.md
+//! has the commands for one, and marks what is untested.
 
 #[cfg(doc)]
 use crate::*;

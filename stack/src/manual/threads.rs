@@ -1,31 +1,31 @@
-//! Who polls, and how a thread waits.
+//! Which thread polls, and how a thread waits.
 //!
-//! A [`Context`] sends, receives, acknowledges and retransmits only inside [`Context::poll`]. So some thread must poll as long as
-//! a peer may want something: also the target of a WRITE or READ, and an end that waits for nothing. A context that is not polled
-//! for longer than its peer's ACK timeouts looks dead to it ([`connecting`](super::connecting), "A peer that is gone").
+//! A [`Context`] sends, receives, acknowledges and retransmits only inside [`Context::poll`]. So a thread must poll as long as a
+//! peer may send requests, also at the target of a WRITE or READ and at an end that waits for nothing. A context that is not
+//! polled for longer than its peer's ACK timeouts looks dead to the peer ([`connecting`](super::connecting), "A peer that is
+//! gone").
 //!
-//! | your program | take |
+//! | your program | use |
 //! |---|---|
-//! | waits for one thing at a time | the verbs that wait: [`wait_cq`](Context::wait_cq), [`wait_cm_event`](Context::wait_cm_event), [`connect_blocking`](Context::connect_blocking) and its like |
+//! | waits for one thing at a time | the blocking verbs: [`wait_cq`](Context::wait_cq), [`wait_cm_event`](Context::wait_cm_event), [`connect_blocking`](Context::connect_blocking) and similar |
 //! | has a loop of its own | a [`Poller`] |
 //! | has threads that compute, or several that send and receive | a [`Runner`], with a [`RunnerHandle`] for each thread |
 //! | is asynchronous | a [`Runner`] and [`RunnerHandle::next`] with any executor, or the descriptor in tokio's `AsyncFd` |
 //! | waits for sockets and timers too (epoll) | the context's descriptor: [`Context::prepare_wait`] |
 //! | one thread polls, another waits for completions | a [`CompChannel`] |
 //!
-//! A context can be moved to another thread and is never shared: it is `Send`, and every verb that changes something takes
-//! `&mut self`.
+//! A context can be moved to another thread (it is `Send`) but not shared: every verb that changes something takes `&mut self`.
 //!
-//! # What a loop does when there is nothing to do
+//! # What an idle loop does
 //!
-//! [`Idle`] is the same choice for [`Poller`], [`Runner`] and the waits of a [`RunnerHandle`]:
+//! [`Idle`] is the setting for [`Poller`], [`Runner`] and the waits of a [`RunnerHandle`]:
 //!
-//! | | costs at rest | answers after |
+//! | | cost when idle | response time |
 //! |---|---|---|
-//! | [`Idle::Spin`] | a whole core | the time of a poll; for a core of its own |
-//! | [`Idle::Yield`] | a whole core, less what others on it want | a poll, and the time slices of others |
-//! | [`Idle::Adaptive`], the default | nothing, after some 10 µs without work | as `Spin` at first, then as `Block` |
-//! | [`Idle::Block`] | nothing | a wake-up by the kernel, microseconds to tens of them |
+//! | [`Idle::Spin`] | a whole core | one poll; for a dedicated core |
+//! | [`Idle::Yield`] | the part of a core that other threads leave | one poll, and the time slices of other threads |
+//! | [`Idle::Adaptive`], the default | nothing, after about 10 µs without work | as `Spin` at first, then as `Block` |
+//! | [`Idle::Block`] | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 //!
 //! On a machine with fewer cores than polling threads `Spin` makes everything slower.
 //!
@@ -61,8 +61,8 @@
 //!
 //! # A runner
 //!
-//! The context lives on a thread of its own. Work requests go there through a ring and completions come back through another, without
-//! locks. Everything else is a closure that is called on that thread ([`RunnerHandle::call`]). A handle belongs to one thread or task.
+//! The context is owned by a thread of its own. Work requests are passed to it through a lock-free ring, completions back through
+//! another. Everything else is a closure called on that thread ([`RunnerHandle::call`]). A handle belongs to one thread or task.
 //!
 //! ```
 //! use std::time::Duration;
@@ -105,30 +105,30 @@
 //! }
 //! ```
 //!
-//! - A handle delivers completions, and only they wake it. Take events by `handle.call(|context| context.next_cm_event())` and
-//!   [`next_event`](Context::next_event), on a timer; a server whose clients come and go takes the descriptor instead.
-//! - tokio calls `AsyncFd::new` deprecated; `stack/examples/tokio_server.rs` shows what to write.
-//! - The ring of commands has no wait for room: on [`Error::QueueFull`] take deliveries and post again.
-//! - What the context refuses comes as [`Delivery::Refused`], in the order of posting.
-//! - Bytes get to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
-//! - A runner whose context fails, or in whose closure a panic happens, ends. Handles return [`Error::RunnerEnded`] then and bring back
-//!   what was not carried out; [`Runner::stop`] returns the context and the reason.
+//! - A handle delivers completions, and only they wake it. Poll events with `handle.call(|context| context.next_cm_event())` and
+//!   [`next_event`](Context::next_event), on a timer; a server whose clients connect and disconnect uses the descriptor instead.
+//! - tokio calls `AsyncFd::new` deprecated; `stack/examples/tokio_server.rs` shows the replacement.
+//! - Posting to a full command ring does not block: on [`Error::QueueFull`] take deliveries and post again.
+//! - A work request that the context refuses is returned as [`Delivery::Refused`], in the order of posting.
+//! - Data is passed to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
+//! - A runner ends when its context fails or a closure panics. Handles then return [`Error::RunnerEnded`], and the work requests
+//!   that were not executed; [`Runner::stop`] returns the context and the reason.
 //!
 //! # A descriptor
 //!
-//! [`Context::prepare_wait`] arms the context's descriptor and returns whether to wait; its documentation has the loop. The order is:
-//! poll, take completions and events until there are none, post, poll again if you have posted, `prepare_wait`, wait. A work request
-//! that is posted after `prepare_wait` leaves only with the next poll. `examples/tokio_server.rs` serves 100 connections so in
-//! one task.
+//! [`Context::prepare_wait`] arms the context's descriptor and returns whether to wait; its documentation has the loop. The order
+//! is: poll, take completions and events until there are none, post, poll again if you have posted, `prepare_wait`, wait. A work
+//! request posted after `prepare_wait` is sent only by the next poll. `examples/tokio_server.rs` serves 100 connections in this
+//! manner in one task.
 //!
-//! A [`CompChannel`] is the counterpart of `ibv_comp_channel`: completion queues that another thread waits for by a descriptor of its
-//! own ([`create_cq_on`](Context::create_cq_on), [`req_notify_cq`](Context::req_notify_cq)).
+//! A [`CompChannel`] is the counterpart of `ibv_comp_channel`: completion queues for which another thread waits with a descriptor
+//! of its own ([`create_cq_on`](Context::create_cq_on), [`req_notify_cq`](Context::req_notify_cq)).
 //!
 //! # Several cores
 //!
 //! A context has one thread. For more cores open several: one for each queue of the interface (`af_xdp:eth0:0`, `af_xdp:eth0:1`),
-//! each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so frames have to come
-//! to the right queue: by `ethtool -N` rules on a card, and by equal queue numbers at both ends of a veth.
+//! each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so each frame must reach
+//! the right queue: by `ethtool -N` rules on a card, by equal queue numbers at both ends of a veth.
 //!
 //! The reasons are in docs/decisions/02-nothing-blocks.md and docs/decisions/04-waiting-from-outside.md.
 

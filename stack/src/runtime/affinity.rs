@@ -1,9 +1,9 @@
 use crate::verbs::Error;
 
-/// Keeps the calling thread on one core, by the number that the system gives it.
+/// Pins the calling thread to one core, by the system's number.
 ///
 /// # Errors
-/// [`Error::Invalid`] for a core that does not exist or that this process may not run on.
+/// [`Error::Invalid`] for a core that does not exist or on which this process may not run.
 pub fn pin_to_core(core: usize) -> Result<(), Error> {
     let cores = core_affinity::get_core_ids().unwrap_or_default();
     let wanted = cores.iter().find(|id| id.id == core);

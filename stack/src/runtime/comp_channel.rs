@@ -1,4 +1,4 @@
-//! Completion channels: completion queues that another thread, or an event loop, waits for by file descriptor.
+//! Completion channels: another thread, or an event loop, waits for completion queues by file descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use rustix::io::{read, write};
 use crate::Context;
 use crate::verbs::{Cq, Error};
 
-/// A completion channel, `ibv_comp_channel` of the verbs: the events of the completion queues that were created on it
-/// ([`Context::create_cq_on`]), behind a file descriptor of its own.
+/// A completion channel, `ibv_comp_channel` of the verbs: a file descriptor for the events of the completion queues created on it
+/// ([`Context::create_cq_on`]).
 ///
-/// A queue raises one event each time that it was armed ([`Context::req_notify_cq`]) and a completion that it was armed for
-/// came, or when the runner of its context ends. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
-/// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
+/// An armed queue ([`Context::req_notify_cq`]) raises one event with the next matching completion, or when the runner of its
+/// context ends. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
+/// completion added before the queue was armed raises none, so the loop is: arm, poll until the queue is empty, wait.
 ///
-/// Every wait ends: when a [`Runner`](crate::Runner) ends, the queues of its context that are armed raise their events;
-/// a channel without queues is readable, as a pipe without a writer is, and a wait for it ends with
-/// [`Error::NoQueue`]. So create a queue on it before the first wait.
+/// Every wait ends: when a [`Runner`](crate::Runner) ends, the armed queues of its context raise their events; a channel without
+/// queues is readable, like a pipe without a writer, and a wait for it returns [`Error::NoQueue`]. So create a queue on it before
+/// the first wait.
 ///
-/// Clones are the same channel. Any thread may use it while another one polls the context, and neither waits for the
-/// other. An event is a count: nothing is allocated for it, and there is no limit.
+/// Clones are the same channel. Any thread may use it while another one polls the context; neither blocks the other. Events are
+/// counters: they need no allocation, and there is no limit.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -60,17 +60,17 @@ impl Context {
     /// Creates a completion channel.
     ///
     /// # Errors
-    /// [`Error::Driver`] when this process may have no more file descriptors.
+    /// [`Error::Driver`] when this process may open no more file descriptors.
     pub fn create_comp_channel(&mut self) -> Result<CompChannel, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        // One token, for it has no queue yet.
+        // One token, because it has no queue yet.
         let tokens = eventfd(1, flags)
             .map_err(|error| Error::waiting(&self.capabilities().interface, error.into()))?;
         Ok(CompChannel { tokens: Arc::new(tokens), queues: Arc::default() })
     }
 
     /// Creates a completion queue for `capacity` completions, 1 to 2²², whose completion events go to `channel` instead of
-    /// [`next_event`](Context::next_event). The channel is one of this context's: its events name the queue by handle.
+    /// [`next_event`](Context::next_event). The channel must be of this context: its events name the queue by handle.
     ///
     /// # Errors
     /// As [`create_cq`](Context::create_cq).
@@ -82,32 +82,32 @@ impl Context {
 }
 
 impl CompChannel {
-    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks.
-    /// `None` when there is none. The queues of the channel take turns.
+    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks. `None`
+    /// when there is none. The queues of the channel are served in turn.
     ///
-    /// The returned queue was armed, and is so no longer. It usually has a completion. It has none if the event is that of
-    /// the end of a [`Runner`](crate::Runner), which wakes all who wait, or if the completion was taken already or went with
-    /// its queue pair. So go on with whatever polling the queue finds.
+    /// The returned queue is disarmed now. It usually has a completion. It has none if the event was raised by the end of a
+    /// [`Runner`](crate::Runner), which wakes all waiting threads, or if the completion was already polled or was removed with
+    /// its queue pair. So an empty poll is no error.
     ///
     /// # Errors
-    /// [`Error::NoQueue`] when the channel has no completion queue, or has none any longer: all were destroyed, or went
-    /// with their context. The descriptor is readable then.
+    /// [`Error::NoQueue`] when the channel has no completion queue, or no longer has one: all were destroyed, or their context
+    /// was dropped. The descriptor is readable then.
     pub fn get_cq_event(&self) -> Result<Option<Cq>, Error> {
-        // A token of a queue that is gone meanwhile finds no event.
+        // The token of a queue destroyed meanwhile has no event.
         while self.take_token() {
             if let Some(cq) = self.queues().take() {
                 return Ok(Some(cq));
             }
         }
         if self.queues().is_empty() {
-            // For the others that wait.
+            // For other waiting threads.
             add_token(&self.tokens);
             return Err(Error::NoQueue);
         }
         Ok(None)
     }
 
-    /// Takes an event, and blocks until there is one, for `timeout` at most. `None` when there was none in that time.
+    /// Takes an event, and blocks until there is one, for at most `timeout`. `None` after the timeout.
     ///
     /// # Errors
     /// [`Error::NoQueue`] as [`get_cq_event`](CompChannel::get_cq_event); [`Error::Wait`] when the system can't wait.
@@ -121,7 +121,7 @@ impl CompChannel {
             if left.is_zero() {
                 return Ok(None);
             }
-            // A time too long to be told is for ever.
+            // A time too long to represent is for ever.
             let left = Timespec::try_from(left).ok();
             match poll(&mut [PollFd::new(self, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -130,11 +130,11 @@ impl CompChannel {
         }
     }
 
-    /// What the queue wakes when it has an event.
+    /// The descriptor that the queue makes readable with an event.
     fn add(&self, cq: Cq) -> Waker {
         let queue = Arc::new(Queue { cq, events: AtomicU64::new(0), is_gone: AtomicBool::new(false) });
         let mut queues = self.queues();
-        // Without a queue there is no event, and no token is one's.
+        // Without a queue there is no event, and no token belongs to one.
         while queues.is_empty() && self.take_token() {}
         queues.all.retain(|queue| !queue.is_gone());
         queues.all.push(queue.clone());
@@ -162,11 +162,11 @@ impl AsRawFd for CompChannel {
     }
 }
 
-/// The queues of a channel. Locked by who takes events and who creates queues, never by a poll.
+/// The queues of a channel. Locked to take events and to create queues, never by a poll.
 #[derive(Debug, Default)]
 struct Queues {
     all: Vec<Arc<Queue>>,
-    /// Whose turn it is.
+    /// The queue whose turn it is.
     next: usize,
 }
 
@@ -188,9 +188,9 @@ impl Queues {
 #[derive(Debug)]
 struct Queue {
     cq: Cq,
-    /// Not taken yet. Each has brought a token, which comes after it: who has a token finds an event.
+    /// Events not taken yet. Each has a token, added after the event: a thread that has a token finds an event.
     events: AtomicU64,
-    /// It was destroyed, or its context is gone. That has brought a token too.
+    /// It was destroyed, or its context was dropped. That added a token too.
     is_gone: AtomicBool,
 }
 
@@ -204,7 +204,7 @@ impl Queue {
     }
 }
 
-/// What the completion queue has of its channel, as long as it is there.
+/// The completion queue's reference to its channel.
 struct Attachment {
     queue: Arc<Queue>,
     /// The channel's eventfd, which counts all events.
@@ -223,7 +223,7 @@ impl Wake for Attachment {
 }
 
 impl Drop for Attachment {
-    /// Who waits looks whether this was the last queue.
+    /// A waiting thread checks whether this was the last queue.
     fn drop(&mut self) {
         self.queue.is_gone.store(true, Ordering::Release);
         add_token(&self.tokens);
@@ -231,6 +231,6 @@ impl Drop for Attachment {
 }
 
 fn add_token(tokens: &OwnedFd) {
-    // It fails only when 2⁶⁴ − 2 events wait.
+    // It fails only if 2⁶⁴ − 2 events are pending.
     let _: Result<usize, _> = write(tokens, &1u64.to_ne_bytes());
 }

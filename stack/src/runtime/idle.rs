@@ -2,36 +2,35 @@ use std::str::FromStr;
 
 use crate::verbs::Error;
 
-/// What a loop does when it finds nothing to do. The same rule for [`Poller`](crate::Poller),
-/// [`Runner`](crate::Runner) and the threads that wait for one.
+/// What a loop does when it finds nothing to do: of a [`Poller`](crate::Poller), of a [`Runner`](crate::Runner), and of threads
+/// that wait for a runner.
 ///
-/// | | at rest | answers after |
+/// | | cost when idle | response time |
 /// |---|---|---|
-/// | `Spin` | a whole core | the time of a poll |
-/// | `Yield` | a whole core, less what others on it want | a poll, and the others' time slices |
-/// | `Adaptive` | nothing, once it has found nothing for a while | `Spin`'s time first, then `Block`'s |
-/// | `Block` | nothing | a wake-up by the kernel, some microseconds to tens of them |
+/// | `Spin` | a whole core | one poll |
+/// | `Yield` | the part of a core that other threads leave | one poll, and the time slices of other threads |
+/// | `Adaptive` | nothing, after a while without work | first as `Spin`, then as `Block` |
+/// | `Block` | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Idle {
-    /// Looks again at once, for ever: for a core of its own.
+    /// Polls again at once, for ever: for a dedicated core.
     Spin,
-    /// Lets other threads of the core go first, and looks again.
+    /// Yields to other threads of the core, and polls again.
     Yield,
-    /// Looks again at once `spins` times, lets others go first `yields` times, then blocks.
+    /// Polls again at once `spins` times, yields `yields` times, then blocks.
     Adaptive {
-        /// Empty turns before the first that yields.
+        /// Empty turns before the first yield.
         spins: u32,
-        /// Empty turns that yield before the first that blocks.
+        /// Yields before the first block.
         yields: u32,
     },
-    /// Blocks as soon as there is nothing, until a frame comes, a timer is due or another thread has
-    /// something for it.
+    /// Blocks as soon as a turn finds nothing, until a frame arrives, a timer is due or another thread has work for it.
     Block,
 }
 
 impl Default for Idle {
-    /// Adaptive: 200 turns, which take some 10 µs, and 20 that yield.
+    /// Adaptive: 200 turns, which take about 10 µs, and 20 yields.
     fn default() -> Idle {
         Idle::Adaptive { spins: 200, yields: 20 }
     }
@@ -76,17 +75,17 @@ pub struct Idler {
 }
 
 impl Idler {
-    /// Of a loop that idles so.
+    /// For a loop with this setting.
     pub fn new(idle: Idle) -> Idler {
         Idler { idle, empty: 0 }
     }
 
-    /// A turn has found something.
+    /// A turn found something.
     pub fn reset(&mut self) {
         self.empty = 0;
     }
 
-    /// A turn has found nothing: spins or yields. Returns whether it is time to block.
+    /// A turn found nothing: spins or yields. Returns whether to block.
     #[must_use]
     pub fn rest(&mut self) -> bool {
         self.empty = self.empty.saturating_add(1);

@@ -6,16 +6,16 @@ use crate::Context;
 use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::Error;
 
-/// The longest block: what the application wants besides frames is noticed within this time.
+/// The longest block: other work of the application's thread waits at most this long.
 const LONGEST_BLOCK: Duration = Duration::from_millis(2);
 
-/// Drives a context in the thread of its application, by default so that more contexts than cores get
-/// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]). Its time goes on from what the context
-/// was told before. [`manual::threads`](crate::manual::threads) has an example.
+/// Drives a context in the thread of its application. The default, [`Idle::Adaptive`], suits more contexts than cores, and an
+/// idle context costs almost nothing. Its time continues from the context's. [`manual::threads`](crate::manual::threads) has an
+/// example.
 ///
-/// One poller has one time. It may drive several contexts in turn, and then all of them have the time of the one that is
-/// furthest ahead. Contexts that were told different times (a simulation's, that of a program's own clock) need a poller
-/// each: time that jumps ahead ends the connections and timers of a context.
+/// One poller has one time. It may drive several contexts in turn; all of them then have the time of the one that is furthest
+/// ahead. Contexts with different times (of a simulation, of a program's own clock) need one poller each: a jump of time expires
+/// the timers of a context and ends its connections.
 #[derive(Debug)]
 pub struct Poller {
     clock: Clock,
@@ -34,7 +34,7 @@ impl Poller {
         Poller::idling(Idle::default())
     }
 
-    /// A loop that never gives way: for a core of its own.
+    /// A loop that never yields: for a dedicated core.
     pub fn spinning() -> Poller {
         Poller::idling(Idle::Spin)
     }
@@ -44,28 +44,26 @@ impl Poller {
         Poller::idling(Idle::Block)
     }
 
-    /// A loop that does this when a poll finds nothing. It blocks for 2 ms at most, for its thread has
-    /// other things to look after; a [`Runner`](crate::Runner), which has not, sleeps as long as
-    /// nothing happens.
+    /// A loop with this idle setting. It blocks for at most 2 ms, because its thread may have other work; a
+    /// [`Runner`](crate::Runner) has none, and sleeps until something happens.
     pub fn idling(idle: Idle) -> Poller {
         Poller { clock: Clock::start(), idler: Idler::new(idle) }
     }
 
-    /// The time now, as the contexts are told it.
+    /// The time now, as passed to the contexts.
     pub fn now(&mut self) -> Nanos {
         self.clock.now()
     }
 
-    /// One turn of the loop: a poll, and if that has found nothing what the loop does then. It does not block while a
-    /// completion is in its queue, nor after a turn in which an event came or one was taken, so several that came together
-    /// may be taken one in each turn. Events that nobody takes do not keep the loop awake. Returns how many frames came and
-    /// went.
+    /// One turn of the loop: a poll, and if that finds nothing, the idle action. It does not block while a completion is in its
+    /// queue, nor after a turn in which an event was raised or taken, so several events may be taken one per turn. Events that
+    /// are not taken do not keep the loop awake. Returns the number of frames received and sent.
     ///
     /// # Errors
     /// Those of [`Context::poll`].
     pub fn poll(&mut self, context: &mut Context) -> Result<usize, Error> {
         let frames = context.poll(self.clock.catch_up_with(context.now()))?;
-        // What a timer or a verb has brought the application wants to see, as what a frame has.
+        // The application handles results of timers and verbs too, not only those of frames.
         if context.take_news() || frames > 0 {
             self.idler.reset();
         } else if self.idler.rest() {

@@ -1,9 +1,9 @@
-//! A context on a thread of its own, and the handles by which other threads reach it.
+//! A context on a thread of its own, and the handles through which other threads use it.
 //!
-//! A [`Runner`] owns its context like any other owner; nothing in a context knows of it. A turn of its loop is: a burst
-//! of commands from each handle, `Context::poll`, completions to each handle.
+//! A [`Runner`] owns its context like any other owner; the context does not depend on it. A turn of its loop is: a burst of
+//! commands from each handle, `Context::poll`, completions to each handle.
 //!
-//! - `command.rs`: what goes through the rings
+//! - `command.rs`: the entries of the rings
 //! - `handle.rs`: the side of the other thread
 //! - `task.rs`: a handle in an asynchronous task
 //! - `client.rs`: the runner's side of a handle
@@ -13,24 +13,23 @@
 //!
 //! # With nothing to do
 //!
-//! A runner that may block sleeps for as long as `Context::quiet_for` says: until the next timer, or for 50 µs if the
-//! port had no room for what is to be sent. A context that is exported wakes ten times a second to look at its socket.
-//! AF_XDP wakes as often to see whether its interface is still there, because the kernel does not tell a sleeping
-//! process. A `Poller` still wakes every 2 ms, because its thread may wait for more than frames.
+//! A runner that may block sleeps for the time of `Context::quiet_for`: until the next timer, or for 50 µs if the port was full.
+//! An exported context wakes ten times a second to check its socket. AF_XDP wakes as often to check whether its interface still
+//! exists, because the kernel does not notify a sleeping process. A `Poller` still wakes every 2 ms, because its thread may have
+//! other work.
 //!
-//! A runner that sleeps needs a core of its own all the same. If it is woken on the core of a thread that spins, it
-//! waits for a time slice: 3.6 ms. With a core for each, its first packet is served 115 to 125 µs after it was posted.
-//! A thread that blocks in the kernel's own `recv` has a datagram after 102 to 123 µs (`--bench idle`, same rounds).
-//! This is the time that the machine takes to wake an idle core.
+//! A sleeping runner still needs a core of its own. If it is woken on the core of a spinning thread, it waits for a time slice:
+//! 3.6 ms. With a core for each, its first packet is served 115 to 125 µs after it was posted. A thread that blocks in the
+//! kernel's `recv` gets a datagram after 102 to 123 µs (`--bench idle`, same rounds). This is the time to wake an idle core of
+//! the machine.
 //!
 //! # The end
 //!
-//! A runner ends by `stop`, by drop, by an error of the driver or by a panic in a closure. Every handle is told which
-//! one, after everything that was delivered before. `stop` carries out what was posted, and returns the context. The
-//! commands that were not carried out go back to their handle, memory included: the runner gives the handle the other
-//! end of its ring of commands before it reports its end. Channels of armed completion queues are woken. In a closure
-//! on the runner's own thread, a wait for the runner is refused with `Error::OwnThread`, and a drop of the runner only
-//! tells it to stop.
+//! A runner ends by `stop`, by drop, by an error of the driver or by a panic in a closure. Every handle is notified of the
+//! reason, after all earlier deliveries. `stop` executes the posted commands, and returns the context. Commands that were not
+//! executed are returned to their handle, including memory: the runner passes the handle the other end of its command ring before
+//! it reports its end. Channels of armed completion queues are woken. In a closure on the runner's own thread, a wait for the
+//! runner fails with `Error::OwnThread`, and dropping the runner only tells it to stop.
 
 mod claims;
 mod client;
@@ -63,14 +62,14 @@ pub use command::Delivery;
 pub use handle::RunnerHandle;
 use wakeup::{Desk, End, Sleep, lock};
 
-/// How a [`Runner`] runs. [`manual::threads`](crate::manual::threads) has an example.
+/// The configuration of a [`Runner`]. [`manual::threads`](crate::manual::threads) has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct RunnerConfig {
     /// What it does when there is nothing to do.
     pub idle: Idle,
-    /// The core that its thread stays on; `None` leaves that to the system.
+    /// The core of its thread; with `None` the system chooses.
     pub core: Option<usize>,
 }
 
@@ -80,7 +79,7 @@ impl RunnerConfig {
         RunnerConfig { idle, ..self }
     }
 
-    /// The core that its thread stays on; any by default.
+    /// The core of its thread; any by default.
     pub fn core(self, core: impl Into<Option<usize>>) -> Self {
         RunnerConfig { core: core.into(), ..self }
     }
@@ -98,11 +97,11 @@ impl RunnerConfig {
 #[must_use]
 #[non_exhaustive]
 pub struct HandleConfig {
-    /// Commands that wait for the runner, 1 to 2²⁰; about 200 bytes each.
+    /// Size of the command ring, 1 to 2²⁰; about 200 bytes per command.
     pub commands: u32,
-    /// Deliveries that wait for the application, 1 to 2²⁰; 64 bytes each.
+    /// Size of the delivery ring, 1 to 2²⁰; 64 bytes per delivery.
     pub deliveries: u32,
-    /// What [`RunnerHandle::wait`] and [`RunnerHandle::call`] do until there is something.
+    /// How [`RunnerHandle::wait`] and [`RunnerHandle::call`] wait.
     pub idle: Idle,
 }
 
@@ -114,17 +113,17 @@ impl Default for HandleConfig {
 }
 
 impl HandleConfig {
-    /// Commands that wait for the runner, 1 to 2²⁰; 256 by default.
+    /// Size of the command ring, 1 to 2²⁰; 256 by default.
     pub fn commands(self, commands: u32) -> Self {
         HandleConfig { commands, ..self }
     }
 
-    /// Deliveries that wait for the application, 1 to 2²⁰; 1024 by default.
+    /// Size of the delivery ring, 1 to 2²⁰; 1024 by default.
     pub fn deliveries(self, deliveries: u32) -> Self {
         HandleConfig { deliveries, ..self }
     }
 
-    /// What a wait for a delivery or an answer does; [`Idle::Adaptive`] by default.
+    /// How to wait for a delivery or a result; [`Idle::Adaptive`] by default.
     pub fn idle(self, idle: Idle) -> Self {
         HandleConfig { idle, ..self }
     }
@@ -133,14 +132,12 @@ impl HandleConfig {
 /// Drives a context on a thread of its own, until it is stopped or dropped. [`manual::threads`](crate::manual::threads) has an
 /// example, for threads and for asynchronous tasks.
 ///
-/// Other threads have a [`RunnerHandle`] each. A handle has a ring to the runner, for work requests and
-/// for closures that are given the context, and a ring back, to which the runner moves the completions
-/// of the handle's completion queues. Neither ring has a lock, and nothing is allocated for what goes
-/// through but closures and errors.
+/// Other threads have a [`RunnerHandle`] each. A handle has a ring to the runner, for work requests and for closures called with
+/// the context, and a ring back, to which the runner moves the completions of the handle's completion queues. Both rings are
+/// lock-free, and only closures and errors are allocated.
 ///
-/// With [`Idle::Block`] or [`Idle::Adaptive`] a runner with nothing to do sleeps until a frame, a command
-/// or a timer is there. Where the driver has no [`waker`](Context::waker) it looks for commands each
-/// millisecond, and says so in the log.
+/// With [`Idle::Block`] or [`Idle::Adaptive`] a runner with nothing to do sleeps until there is a frame, a command or a timer. If
+/// the driver has no [`waker`](Context::waker) it checks for commands every millisecond, which is logged.
 pub struct Runner {
     state: Arc<RunnerState>,
     thread: Option<JoinHandle<Option<Stopped>>>,
@@ -151,14 +148,14 @@ pub struct Runner {
 #[error("{source}")]
 #[non_exhaustive]
 pub struct StartError {
-    /// Nobody locks it: with the lock an error can be shared by threads, as those want it who collect errors.
+    /// It is never locked: the lock makes the error `Sync`, as crates that collect errors require.
     context: Box<Mutex<Context>>,
     /// Why.
     pub source: Error,
 }
 
 impl StartError {
-    /// The context, as it was.
+    /// The context, unchanged.
     pub fn into_context(self) -> Context {
         self.context.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,13 +173,12 @@ impl From<StartError> for Error {
     }
 }
 
-/// What a [`Runner`] leaves.
+/// The result of a stopped [`Runner`].
 #[non_exhaustive]
 pub struct Stopped {
-    /// The context, with everything in it. Completions that found no room in a handle's ring are in
-    /// their queues.
+    /// The context with its objects. Completions that did not fit into a handle's ring are in their queues.
     pub context: Context,
-    /// What ended the runner before it was told to stop, if anything.
+    /// The error that ended the runner before `stop`, if any.
     pub error: Option<Error>,
 }
 
@@ -190,7 +186,7 @@ impl Runner {
     /// Moves `context` to a new thread and drives it there.
     ///
     /// # Errors
-    /// [`StartError`] with [`Error::Invalid`] for a core that there is not, or [`Error::Thread`].
+    /// [`StartError`] with [`Error::Invalid`] for a core that does not exist, or [`Error::Thread`].
     pub fn start(context: Context, config: &RunnerConfig) -> Result<Runner, StartError> {
         let RunnerConfig { idle, core } = *config;
         let waker = context.waker();
@@ -206,11 +202,11 @@ impl Runner {
         let (handover, seat) = sync_channel::<Context>(1);
         let state_of_thread = state.clone();
         let body = move || {
-            // Nobody else sets it.
+            // Nothing else sets it.
             let _ = state_of_thread.thread.set(thread::current().id());
-            // Nobody waits for it only if `start` itself has ended.
+            // The receiver is missing only if `start` itself has ended.
             let _ = pinned.send(core.map_or(Ok(()), pin_to_core));
-            // It comes to a thread that is where it should be.
+            // The thread is already on its core.
             let context = seat.recv().ok()?;
             let mut turns = Turns::new(context, idle, state_of_thread);
             // After a panic the context is only dropped.
@@ -233,7 +229,7 @@ impl Runner {
             }
         };
         let started = thread::Builder::new().name("ferroce-runner".into()).spawn(body).map_err(Error::Thread);
-        // A thread that sends nothing has panicked, which `stop` tells.
+        // A thread that sends nothing has panicked; `stop` reports it.
         let started = started.and_then(|thread| outcome.recv().unwrap_or(Ok(())).map(|()| thread));
         match started {
             Ok(thread) => {
@@ -253,14 +249,13 @@ impl Runner {
         self.state.handle(config)
     }
 
-    /// Ends the thread, after it has carried out the commands that were posted before, and returns the
-    /// context. The handles are told, and have what found no room and what was posted too late
-    /// ([`RunnerHandle`]).
+    /// Ends the thread after it has executed the commands posted before, and returns the context. The handles are notified, and
+    /// get the deliveries that did not fit and the commands posted too late ([`RunnerHandle`]).
     ///
     /// # Panics
-    /// With the panic of a closure that a handle's [`call`](RunnerHandle::call) has run, if one
-    /// panicked: that ended the thread, and the context with it. In a closure that the runner carries out: there it may
-    /// only be dropped, which ends it, with its context, behind the closure.
+    /// With the panic of a closure of [`call`](RunnerHandle::call), if one panicked: that ended the thread and dropped the
+    /// context. Also in a closure on the runner's thread: there the runner may only be dropped, which ends it and its context
+    /// after the closure.
     pub fn stop(mut self) -> Stopped {
         assert!(
             !self.state.is_own_thread(),
@@ -278,26 +273,26 @@ impl Runner {
     fn join(&mut self) -> Option<thread::Result<Option<Stopped>>> {
         let thread = self.thread.take()?;
         self.state.sleep.stop(|| self.state.wake());
-        // Its own thread can't wait for its end, and nobody else asks for the context.
+        // Its own thread can't wait for its end, and the context is not needed.
         if self.state.is_own_thread() { None } else { Some(thread.join()) }
     }
 }
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // A panic has been told by the thread itself.
+        // The thread itself has reported a panic.
         let _ = self.join();
     }
 }
 
-/// Commands or deliveries of the largest ring.
+/// The size of the largest ring.
 const MAX_RING: u32 = 1 << 20;
-/// How long a runner blocks that can't be woken.
+/// The longest block of a runner that can't be woken.
 const BLIND: Duration = Duration::from_millis(1);
-/// How long one blocks that can.
+/// The longest block of one that can.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// What the runner's thread and the others have in common.
+/// The state shared by the runner's thread and the others.
 struct RunnerState {
     may_block: bool,
     waker: Option<Waker>,
@@ -343,7 +338,7 @@ impl RunnerState {
         Ok(RunnerHandle::new(to_runner, from_runner, desk, self.clone(), idle, from_last))
     }
 
-    /// Something is in a ring, or has room again: wakes the runner if it sleeps.
+    /// A ring has an entry, or room again: wakes the runner if it sleeps.
     fn nudge(&self) {
         if !self.may_block {
             return;
@@ -386,7 +381,7 @@ struct Turns {
     state: Arc<RunnerState>,
     clock: Clock,
     idler: Idler,
-    /// The news that were looked at.
+    /// The latest changes seen.
     seen: u32,
 }
 
@@ -418,14 +413,14 @@ impl Turns {
         self.state.sleep.is_stopping()
     }
 
-    /// Commands, frames and timers, completions. Returns how much there was of all of them.
+    /// Commands, frames and timers, completions. Returns their total number.
     fn turn(&mut self) -> Result<usize, Error> {
         let Turns { context, clients, state, clock, .. } = self;
         let mut done = 0;
         for client in clients.iter_mut() {
             done += client.take_commands(context);
         }
-        // The context may be ahead: before the first turn, or by what a closure has told it.
+        // The context may be ahead: before the first turn, or by a poll in a closure.
         done += context.poll(clock.catch_up_with(context.now()))?;
         for client in clients.iter_mut() {
             done += client.deliver(context, &state.claims);
@@ -446,7 +441,7 @@ impl Turns {
         });
     }
 
-    /// What was posted before the end. The commands of one handle may complete for another.
+    /// Commands posted before the end. Those of one handle may complete for another.
     fn finish(&mut self) {
         let Turns { context, clients, state, .. } = self;
         clients.iter_mut().for_each(|client| client.take_last_commands(context));
@@ -455,11 +450,12 @@ impl Turns {
         }
     }
 
-    /// Tells every handle that the runner has ended. Before that each has what is unfinished, so it looks for it once.
+    /// Notifies every handle that the runner has ended. Before that each gets its unfinished commands, so it checks for them
+    /// once.
     fn end(self, reason: &str) -> Context {
         let Turns { mut context, clients, state, .. } = self;
         clients.into_iter().for_each(Client::leave);
-        // Those that came too late to be taken in; nobody comes after them.
+        // Handles created too late to be registered; there are none after them.
         let mut arrivals = lock(&state.arrivals);
         arrivals.drain(..).for_each(Client::leave);
         state.end.set(reason);

@@ -4,29 +4,28 @@ use ferroce_wire::ParseError;
 
 use crate::verbs::Event;
 
-/// Whose name a counter has: that of the same thing elsewhere, so that a reader knows what it means.
+/// The source of a counter's name: other software that counts the same, so that readers know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
     /// The hw_counters of `mlx5_ib`.
     Mlx5,
-    /// The hw_counters of `rdma_rxe`, where mlx5 has no such counter.
+    /// The hw_counters of `rdma_rxe`, if mlx5 has no such counter.
     Rxe,
     /// The statistics of network interfaces, as `ethtool -S` and `ip -s link` show them.
     Ethtool,
     /// The verbs' asynchronous events.
     Verbs,
-    /// Nobody else counts it.
+    /// No other software counts it.
     Ferroce,
 }
 
-/// Makes [`Counter`] and its table from one list: what is counted, under which name, and whose name
-/// that is; `dropped` marks the reasons for which a packet is dropped. The first line of the
-/// documentation is the help text that users see.
+/// Makes [`Counter`] and its table from one list: the counter, its name, and the origin of the name; `dropped` marks reasons for
+/// dropping a packet. The first line of the documentation is the help text that users see.
 macro_rules! counters {
     ($(#[doc = $help:literal] $counter:ident: $name:literal, $origin:ident $(, $dropped:ident)?;)*) => {
-        /// What is counted. A name means what it means where it comes from ([`Origin`]); a packet that
-        /// is dropped is counted under the reason, and is no error.
+        /// The counters. A name has the same meaning as in its [`Origin`]; a dropped packet is counted under the reason, and is
+        /// no error.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(usize)]
         #[non_exhaustive]
@@ -244,12 +243,12 @@ impl Counter {
         self.row().name
     }
 
-    /// What it counts, in one sentence.
+    /// Its help text, one sentence.
     pub fn help(self) -> &'static str {
         self.row().help
     }
 
-    /// Whose name it has.
+    /// The origin of its name.
     pub fn origin(self) -> Origin {
         self.row().origin
     }
@@ -305,24 +304,24 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// The value of one.
+    /// The value of a counter.
     pub fn value(&self, counter: Counter) -> u64 {
         self.values[counter as usize]
     }
 
-    /// All, by name.
+    /// All counters, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
         TABLE.iter().zip(&self.values).map(|(row, value)| (row.name, *value))
     }
 
-    /// The reasons for which packets were dropped, and how many.
+    /// The reasons for drops, with their counts.
     pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Counter::all()
             .filter(|counter| counter.is_drop())
             .map(|counter| (counter.name(), self.value(counter)))
     }
 
-    /// As somebody else counts it.
+    /// Sets a count kept by other software.
     pub(crate) fn set(&mut self, counter: Counter, value: u64) {
         self.values[counter as usize] = value;
     }
@@ -368,7 +367,7 @@ mod tests {
         }
     }
 
-    /// A name that is somebody else's must be there, letter by letter.
+    /// A name of other software must exist there exactly.
     #[test]
     fn borrowed_names_exist_where_they_come_from() {
         const MLX5: &[&str] = &[

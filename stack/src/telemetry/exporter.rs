@@ -1,5 +1,5 @@
-//! Contexts that other processes can look at: each has a Unix socket in a directory of its user and
-//! writes its [`Metrics`](crate::Metrics) to whoever connects.
+//! Exported contexts: each has a Unix socket in a directory of its user and writes its [`Metrics`](crate::Metrics) to every
+//! reader that connects.
 
 mod directory;
 mod exported;
@@ -19,16 +19,16 @@ use ferroce_driver::private_directory::{self, OF_OTHERS, OF_ROOT, OTHERS_PREFIX}
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::Error;
 
-/// How often the socket is looked at.
+/// How often the socket is checked.
 const INTERVAL: Duration = Duration::from_millis(5);
-/// How often a context that sleeps is woken to look at it: one that nothing else happens to has no
-/// business waking 200 times in a second, and readers wait for a second.
+/// How often a sleeping context is woken to check it: an idle context should not wake 200 times per second, and readers wait for
+/// a second.
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
-/// Readers at a time; more wait in the socket's backlog.
+/// Concurrent readers; more wait in the socket's backlog.
 const MAX_READERS: usize = 4;
-/// Numbers that are tried, should another PID namespace have a process of this one's number.
+/// Numbers to try, in case another PID namespace has a process with the same PID.
 const MAX_TAKEN: u32 = 1024;
-/// How long a reader may leave its text lying.
+/// How long a reader may leave its text unread.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The socket of a context. It is removed on drop.
@@ -42,7 +42,7 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Opens the socket `PID.NUMBER.DEVICE`; those that dead processes left behind are removed.
+    /// Opens the socket `PID.NUMBER.DEVICE`; sockets of dead processes are removed.
     pub(crate) fn open(device: &str) -> Result<Exporter, Error> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let directory = own_directory();
@@ -51,8 +51,7 @@ impl Exporter {
         let bind = |_| {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
             let name = format!("{}.{number}.{device}", std::process::id());
-            // One that is there already is of another process of the same number: a dead one, or one of
-            // another PID namespace.
+            // An existing socket is of another process with the same PID: a dead one, or one in another PID namespace.
             opened.remove_dead(name.as_ref());
             let path = directory.join(name);
             match UnixListener::bind(&path) {
@@ -71,18 +70,17 @@ impl Exporter {
         Ok(exporter)
     }
 
-    /// Whether it is time to look at the socket again.
+    /// Whether it is time to check the socket again.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         now >= self.next
     }
 
-    /// When it has to be looked at even if nothing else happens: soon while somebody reads.
+    /// When it must be checked even if nothing else happens: soon if there is a reader.
     pub(crate) fn next_look(&self) -> Nanos {
         if self.readers.is_empty() { self.next + (IDLE_INTERVAL - INTERVAL) } else { self.next }
     }
 
-    /// Lets new readers in and writes to those that are there. Never blocks; allocates only for a
-    /// new reader.
+    /// Accepts new readers and writes to the present ones. Does not block; allocates only for a new reader.
     pub(crate) fn serve(&mut self, now: Nanos, metrics: impl Fn() -> Metrics) {
         self.next = now + INTERVAL;
         while self.readers.len() < MAX_READERS
@@ -111,7 +109,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Writes what the socket takes. Returns whether there is more to write.
+    /// Writes as much as the socket accepts. Returns whether there is more to write.
     fn write(&mut self) -> bool {
         while self.written < self.text.len() {
             match self.stream.write(&self.text[self.written..]) {
@@ -125,10 +123,10 @@ impl Reader {
     }
 }
 
-/// Has a folder for each user who is logged in; `XDG_RUNTIME_DIR` points there.
+/// Has a directory for each logged-in user; `XDG_RUNTIME_DIR` points there.
 const OF_SESSIONS: &str = "/run/user";
 
-/// Where this user's sockets are.
+/// The directory of this user's sockets.
 fn own_directory() -> PathBuf {
     let of_user = private_directory::of_user();
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -150,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_does_not_read_is_let_go_and_holds_nobody_up() {
-        // More than a socket takes.
+        // More than a socket accepts.
         let metrics = || {
             let mut metrics = Metrics::new("sim", &"x".repeat(1 << 20));
             metrics.push_driver(&Stats::default());
@@ -170,7 +168,7 @@ mod tests {
         exporter.serve(start + PATIENCE + INTERVAL, metrics);
         assert_eq!(exporter.readers.len(), 1);
 
-        // One that reads gets all of it, piece by piece; what the slow ones got ends early.
+        // A reader that reads gets the whole text, in parts; slow readers get only the beginning.
         let whole = metrics().with_label("pid", std::process::id()).with_label("context", exporter.number);
         let whole = whole.to_string();
         late.set_nonblocking(true).unwrap();
@@ -186,7 +184,7 @@ mod tests {
         assert!(piece.len() < whole.len());
     }
 
-    /// Another PID namespace can have a process of the same number, and share the directory.
+    /// Another PID namespace can have a process with the same PID, and share the directory.
     #[test]
     fn a_socket_of_a_live_process_stays() {
         const BUSY: u32 = 100;
@@ -199,7 +197,7 @@ mod tests {
         let refused = (0..BUSY).find(|number| UnixStream::connect(path(*number)).is_err());
         assert_eq!(refused, None, "another's socket was taken away");
         drop(live);
-        // Those are dead now, and no hindrance.
+        // These are dead now, and do not interfere.
         let number = exporter.number + 1;
         drop(UnixListener::bind(path(number)).unwrap());
         let next = Exporter::open("shared").unwrap();

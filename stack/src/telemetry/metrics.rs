@@ -1,5 +1,5 @@
-//! What a context counts and holds, as a snapshot that can be written and read in the text format of
-//! Prometheus (exposition format 0.0.4).
+//! The metrics of a context, a snapshot that can be written and parsed in the text format of Prometheus (exposition format
+//! 0.0.4).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,13 +10,13 @@ use ferroce_driver::{Stats, is_unprintable};
 
 use crate::telemetry::counters::{Counter, Counters};
 
-/// A name and its value, as `device="eth0"`.
+/// A name and its value, such as `device="eth0"`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Label {
     /// Letters, digits and underscores.
     pub name: Cow<'static, str>,
-    /// Anything.
+    /// Any text.
     pub value: Cow<'static, str>,
 }
 
@@ -29,9 +29,9 @@ impl Label {
 /// Whether a value only grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MetricKind {
-    /// It only grows.
+    /// The value only grows.
     Counter,
-    /// It comes and goes.
+    /// The value rises and falls.
     Gauge,
 }
 
@@ -39,19 +39,19 @@ pub enum MetricKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sample {
-    /// What tells it from the other values of its metric, as `state="rts"`.
+    /// The label that distinguishes it from other values of its metric, such as `state="rts"`.
     pub label: Option<Label>,
     /// The value.
     pub value: u64,
 }
 
-/// Something that is counted or held, under a name.
+/// A counter or gauge with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
-    /// As in [`Counter::name`]; in Prometheus' text between `ferroce_` and, for a counter, `_total`.
+    /// As [`Counter::name`]; in Prometheus text with the prefix `ferroce_` and, for a counter, the suffix `_total`.
     pub name: Cow<'static, str>,
-    /// What it is, in one sentence.
+    /// Its help text, one sentence.
     pub help: Cow<'static, str>,
     /// Counter or gauge.
     pub kind: MetricKind,
@@ -59,16 +59,16 @@ pub struct Metric {
     pub samples: Vec<Sample>,
 }
 
-/// The state of one context at one time: its counters, its driver's, and what is in use.
+/// The state of one context at one time: its counters, its driver's counters, and objects in use.
 ///
-/// Displayed, it is Prometheus' text.
+/// Its `Display` is Prometheus text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metrics {
     labels: Vec<Label>,
     metrics: Vec<Metric>,
 }
 
-/// Something that a program, or a library on top of a context, counts among the [`Metrics`] of the context:
+/// A counter of a program, or of a library that uses a context, in the [`Metrics`] of the context:
 /// [`Context::count`](crate::Context::count).
 ///
 /// ```
@@ -86,20 +86,20 @@ pub struct Metrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct ProgramCounter {
-    /// As [`Metric::name`]; of one name there is one counter.
+    /// As [`Metric::name`]; names are unique.
     pub name: &'static str,
     /// What it counts, in one sentence.
     pub help: &'static str,
-    /// The name of the label that tells its values apart.
+    /// The name of the label that distinguishes its values.
     pub label: &'static str,
 }
 
 impl ProgramCounter {
-    /// One that no context of ferroce has itself. Name and label are of letters, digits and underscores, the label begins with a
-    /// letter, and is none that all metrics of a context have (`device`, `driver`, `pid`, `uid`, `context`).
+    /// A counter with a name that ferroce does not use itself. Name and label consist of letters, digits and underscores; the
+    /// label begins with a letter, and is none of the common labels (`device`, `driver`, `pid`, `uid`, `context`).
     ///
     /// # Panics
-    /// If they are not: in a constant, when the program is compiled.
+    /// If they violate this; for a constant, at compile time.
     pub const fn new(name: &'static str, help: &'static str, label: &'static str) -> ProgramCounter {
         assert!(is_name(name) && is_name(label), "letters, digits and underscores");
         assert!(label.as_bytes()[0].is_ascii_alphabetic(), "a label begins with a letter");
@@ -109,7 +109,7 @@ impl ProgramCounter {
     }
 }
 
-/// What a program has counted, by counter and label. Labels are in the program's text, so they are few.
+/// The counts of a program, by counter and label. Labels are constants of the program, so they are few.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramCounters(Vec<(ProgramCounter, &'static str, u64)>);
 
@@ -123,11 +123,11 @@ impl ProgramCounters {
     }
 }
 
-/// The states of several contexts as one text, in which each metric is explained once.
+/// The states of several contexts as one text, with one help text per metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Exposition<'a>(pub &'a [Metrics]);
 
-/// A text that [`Metrics::parse`] does not take.
+/// A text that [`Metrics::parse`] refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, '{}': {expected}", text.escape_debug())]
 #[non_exhaustive]
@@ -136,12 +136,12 @@ pub struct MetricsError {
     pub line: usize,
     /// The line, or the start of a long one.
     pub text: String,
-    /// What would be right.
+    /// The valid form.
     pub expected: &'static str,
 }
 
 impl Metrics {
-    /// Of the port `device` of a driver.
+    /// For the port `device` of a driver.
     pub(crate) fn new(driver: &'static str, device: &str) -> Metrics {
         let labels = vec![Label::new("device", device.to_owned()), Label::new("driver", driver)];
         Metrics { labels, metrics: Vec::with_capacity(Counter::all().count() + 16) }
@@ -159,7 +159,7 @@ impl Metrics {
         }
     }
 
-    /// Under the names of the kernel's statistics of an interface.
+    /// With the names of the kernel's interface statistics.
     pub(crate) fn push_driver(&mut self, stats: &Stats) {
         for (name, help, value) in stats.named() {
             self.push(name, help, MetricKind::Counter, None, value);
@@ -172,7 +172,7 @@ impl Metrics {
         }
     }
 
-    /// How many objects of each kind there are and can be, and queue pairs by state.
+    /// The number of objects of each kind and their limits, and queue pairs by state.
     pub(crate) fn push_objects(
         &mut self,
         kinds: &[(&'static str, (usize, usize))],
@@ -219,26 +219,26 @@ impl Metrics {
         }
     }
 
-    /// What all values have in common: device, driver, and where they come from.
+    /// The common labels: device, driver, and origin.
     pub fn labels(&self) -> &[Label] {
         &self.labels
     }
 
-    /// The value of a label that all values have.
+    /// The value of a common label.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|label| label.name == name).map(|label| &*label.value)
     }
 
-    /// All there is, in the order in which it is shown.
+    /// All metrics, in the order of output.
     pub fn iter(&self) -> slice::Iter<'_, Metric> {
         self.metrics.iter()
     }
 
-    /// Reads what [`Display`](fmt::Display) writes, of this version or another one: at most 4096 values of
-    /// 16 labels each, in lines of 4096 bytes.
+    /// Parses the output of [`Display`](fmt::Display), of this version or another one: at most 4096 values of 16 labels each, in
+    /// lines of 4096 bytes.
     ///
     /// # Errors
-    /// [`MetricsError`] for the first line that is something else.
+    /// [`MetricsError`] for the first invalid line.
     pub fn parse(text: &str) -> Result<Metrics, MetricsError> {
         let mut parser = Parser::default();
         for (number, line) in text.lines().enumerate() {
@@ -249,8 +249,8 @@ impl Metrics {
         Ok(parser.finish())
     }
 
-    /// As it came from this process, whatever it says of itself: these labels are the kernel's word, and
-    /// nothing in the text moves a terminal.
+    /// As received from this process, regardless of the labels in the text: these labels are from the kernel, and control
+    /// characters are replaced.
     pub(crate) fn of_process(mut self, pid: u32, uid: u32) -> Result<Metrics, &'static str> {
         let is_known = |label: &Label| ["pid", "uid"].contains(&&*label.name);
         self.labels.retain(|label| !is_known(label));
@@ -342,29 +342,29 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, quoted: bool) -> fmt::R
     })
 }
 
-/// In place of what moves a terminal.
+/// Replaces control characters.
 fn make_plain(text: &mut Cow<'static, str>) {
     if text.contains(is_unprintable) {
         *text = text.replace(is_unprintable, "\u{fffd}").into();
     }
 }
 
-/// What a text has at most: 20 times the values of a context.
+/// The most values of a text: 20 times those of a context.
 const MAX_VALUES: usize = 4096;
 const MAX_LABELS: usize = 16;
 const LONGEST_LINE: usize = 4096;
-/// Characters of a line that is refused.
+/// The most quoted characters of a refused line.
 const SHOWN: usize = 120;
 
 /// Reads a text line by line.
 #[derive(Default)]
 struct Parser {
-    /// The help text that came last, with its full name.
+    /// The latest help text, with its full name.
     help: Option<(String, String)>,
-    /// The type that came last, likewise.
+    /// The latest type, likewise.
     kind: Option<(String, MetricKind)>,
     metrics: Vec<(Metric, Vec<Vec<Label>>)>,
-    /// Where each is, by its full name.
+    /// The position of each metric, by its full name.
     places: HashMap<String, usize>,
     values: usize,
 }
@@ -424,8 +424,7 @@ impl Parser {
         Ok(())
     }
 
-    /// What all values have in common becomes the common labels; the first that is left is a
-    /// value's own.
+    /// Labels that all values share become the common labels; the first other one is the value's own.
     fn finish(self) -> Metrics {
         let mut all = self.metrics.iter().flat_map(|(_, labels)| labels);
         let mut common = all.next().cloned().unwrap_or_default();
@@ -456,7 +455,7 @@ fn parse_labels(text: &str) -> Result<(Vec<Label>, &str), &'static str> {
     let mut labels = Vec::new();
     while !rest.starts_with('}') {
         let (name, value) = rest.split_once("=\"").ok_or(EXPECTED)?;
-        // Prometheus has those that begin with two underscores for itself.
+        // Names that begin with two underscores are reserved by Prometheus.
         if !is_name(name) || name.starts_with("__") || name.starts_with(|c: char| c.is_ascii_digit()) {
             return Err("a label's name is letters, digits and underscores, and begins with a letter");
         }
@@ -512,7 +511,7 @@ mod tests {
         metrics
     }
 
-    /// Reads a text with somebody else's parser.
+    /// Parses a text with another parser.
     fn judge(text: &str) -> Scrape {
         Scrape::parse(text.lines().map(|line| Ok(line.to_owned()))).unwrap()
     }
@@ -610,12 +609,12 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
         }
     }
 
-    /// So many different ones.
+    /// `count` different labels.
     fn labels(count: usize) -> String {
         (0..count).map(|number| format!("l{number}=\"x\",")).collect()
     }
 
-    /// A name may come again behind others, and one may be written as another metric is.
+    /// A name may be repeated after others, and a name may look like that of another metric.
     #[test]
     fn each_name_is_explained_once() {
         let text = "# TYPE ferroce_a_total counter\nferroce_a_total{l=\"1\"} 1\n# TYPE ferroce_b gauge\nferroce_b 1\n\

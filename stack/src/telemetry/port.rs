@@ -1,4 +1,4 @@
-//! A context's port and the peers of its queue pairs, as gauges: what `ferroce doctor` reads of a context that runs.
+//! A context's port and the peers of its queue pairs, as gauges: `ferroce doctor` reads them from a running context.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,12 +8,12 @@ use ferroce_wire::{Gid, PathMtu};
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::Port;
 
-/// Rows of each table that are shown at most.
+/// The most rows of each table.
 const SHOWN: usize = 64;
 
 impl Metrics {
-    /// The port's MTU, its GIDs and P_Keys in the order of their tables, and how many of the connected queue pairs have
-    /// each peer and each path MTU.
+    /// The port's MTU, its GIDs and P_Keys in the order of their tables, and the number of connected queue pairs per peer and per
+    /// path MTU.
     pub(crate) fn push_port(&mut self, port: &Port, connected: impl Iterator<Item = (Gid, PathMtu)>) {
         self.push_gauge("port_mtu", "Largest IP packet of the port, in bytes.", port.mtu.into());
         let gids = port.gids.iter().take(SHOWN).map(|row| (row.gid.to_string(), 1));

@@ -3,7 +3,7 @@ use std::ops::BitOr;
 
 use crate::verbs::Error;
 
-/// What may be done with a memory region or window, or through a queue pair.
+/// Access rights of a memory region, of a window or of a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Access(u8);
 
@@ -19,27 +19,27 @@ const NAMES: [(Access, &str); 8] = [
 ];
 
 impl Access {
-    /// Local reads only; every region has that.
+    /// Local reads only; every region allows them.
     pub const NONE: Access = Access(0);
     /// The stack may write the region for its owner: receives, READ results.
     pub const LOCAL_WRITE: Access = Access(1);
     /// Peers may write. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
     ///
-    /// An ATOMIC WRITE needs an address that is a multiple of 8, and if the region is of shared or foreign memory one whose
-    /// byte lies at a multiple of 8 in memory too: the region's iova must be congruent to its memory's address modulo 8
+    /// An ATOMIC WRITE needs an address that is a multiple of 8. In a region of shared or foreign memory, the byte must also be
+    /// at a multiple of 8 in memory: the region's iova must be congruent to its memory's address modulo 8
     /// ([`register_at`](crate::Context::register_at)). Otherwise it is refused as misaligned, with
     /// [`RemInvReqErr`](crate::WcStatus::RemInvReqErr). WRITE has no such rule.
     pub const REMOTE_WRITE: Access = Access(2);
     /// Peers may read.
     pub const REMOTE_READ: Access = Access(4);
-    /// Peers may do atomics. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
+    /// Peers may execute atomics. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
     pub const REMOTE_ATOMIC: Access = Access(8);
     /// Peers may flush to global visibility.
     pub const FLUSH_GLOBAL: Access = Access(16);
-    /// Peers may flush to persistence. Host memory has none, so registration refuses it.
+    /// Peers may flush to persistence. Host memory is not persistent, so registration refuses this right.
     pub const FLUSH_PERSISTENT: Access = Access(32);
-    /// A peer's SEND with invalidate may revoke the region's remote key. (The verbs grant this by
-    /// the kind of registration; a flag says it more plainly.)
+    /// A peer's SEND with invalidate may revoke the region's remote key. (In the verbs the kind of registration grants this; here
+    /// it is a flag.)
     pub const REMOTE_INVALIDATE: Access = Access(64);
     /// Memory windows may be bound to the region. The rights of peers through a window are those of its bind.
     pub const MW_BIND: Access = Access(128);

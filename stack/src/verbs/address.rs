@@ -17,7 +17,7 @@ pub struct GidEntry {
     pub gid: Gid,
     /// RoCE v1 rather than v2.
     pub roce_v1: bool,
-    /// The VLAN that it belongs to: packets from it carry an 802.1Q tag.
+    /// Its VLAN: packets from this address carry an 802.1Q tag.
     pub vlan: Option<u16>,
 }
 
@@ -32,7 +32,7 @@ impl GidEntry {
         GidEntry { roce_v1, ..self }
     }
 
-    /// The VLAN that it belongs to, 1 to 4094.
+    /// Its VLAN, 1 to 4094.
     pub fn vlan(self, vlan: impl Into<Option<u16>>) -> Self {
         GidEntry { vlan: vlan.into(), ..self }
     }
@@ -48,14 +48,14 @@ pub struct Port {
     pub interface: String,
     /// Largest IP packet, in bytes.
     pub mtu: u32,
-    /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
-    /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
+    /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the same addresses as v1, then
+    /// those of [`Context::add_gid`](crate::Context::add_gid).
     pub gids: Vec<GidEntry>,
     /// The P_Key table: the default one, then those of [`Context::add_pkey`](crate::Context::add_pkey).
     pub pkeys: PkeyTable,
-    /// What its socket demands, if it is one: packets start at the IP header there.
+    /// The terms of its socket, if the port is a socket: packets start at the IP header there.
     pub(crate) socket: Option<SocketTerms>,
-    /// `(rest, divisor)` of the numbers that are its own, of those that contexts on its address share.
+    /// `(rest, divisor)`: which of the numbers shared by the contexts on its address are its own.
     pub(crate) qpns: (u32, u32),
     pub(crate) comm_ids: (u32, u32),
 }
@@ -87,7 +87,7 @@ impl Port {
         }
     }
 
-    /// The headers of a path, from where frames start.
+    /// The headers of a path, from the layer at which frames start.
     pub(crate) fn header(&self, path: &PathAddress) -> PathHeader {
         let header = PathHeader::new(path);
         if self.socket.is_some() { header.without_link() } else { header }
@@ -98,13 +98,13 @@ impl Port {
         self.gids.iter().position(|e| e.gid == gid && !e.roce_v1)
     }
 
-    /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
-    /// IPv6. Where the port has no IPv6 address of that kind, it is one of the other.
+    /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other IPv6. If the port has no IPv6
+    /// address of that kind, it is one of the other kind.
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
         self.index_of_kind(peer, |entry| !entry.roce_v1)
     }
 
-    /// The index of the GID from which a peer is reached.
+    /// The index of the GID to use for a peer.
     pub(crate) fn source_for(&self, peer: IpAddr) -> Result<usize, Error> {
         let gid = Gid::from(peer.to_canonical());
         if gid.is_multicast() || peer.is_unspecified() {
@@ -118,7 +118,7 @@ impl Port {
         })
     }
 
-    /// The indices that the GID table has, for an error.
+    /// The valid indices of the GID table, for an error.
     pub(crate) fn gid_indices(&self) -> String {
         match self.gids.len() {
             0 => format!("the port needs a GID, but '{}' has no IP address", self.interface),
@@ -126,7 +126,7 @@ impl Port {
         }
     }
 
-    /// As [`gid_index_for`](Port::gid_index_for), of these rows.
+    /// As [`gid_index_for`](Port::gid_index_for), among these rows.
     pub(crate) fn index_of_kind(&self, peer: Gid, is_one: impl Fn(&GidEntry) -> bool) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
         let fits = |of: &GidEntry| of.gid.is_ipv6() == peer.is_ipv6() && is_one(of);
@@ -144,9 +144,9 @@ impl Port {
         })
     }
 
-    /// The hardware address that answers to a packet go to: the one that it came from. A port below
-    /// which there is no link has none, and no answer needs one. `None` if no answer can go there: the
-    /// address is not one station's, or the packet claims to be this port's own and is not.
+    /// The hardware address for responses to a packet: its source address. A port without a link layer has none and needs none.
+    /// `None` if no response is possible: the address is not a unicast address, or the packet falsely carries this port's own
+    /// address.
     pub(crate) fn way_back(&self, packet: &Packet<'_>) -> Option<MacAddr> {
         if self.socket.is_some() {
             return Some(MacAddr::default());
@@ -157,7 +157,7 @@ impl Port {
         (mac == self.mac || mac.is_station() && !is_own()).then_some(mac)
     }
 
-    /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.
+    /// The index of the RoCE v2 GID that a packet was sent to; if several VLANs have that GID, the one of the packet's VLAN.
     pub(crate) fn index_of_destination(&self, packet: &Packet<'_>) -> Option<usize> {
         let (destination, vlan) = (packet.network().destination, packet.vlan());
         best_in_vlan(vlan, |is_on| {
@@ -171,14 +171,14 @@ impl Port {
     }
 }
 
-/// Whether a frame may be one of this VLAN. Network cards may take tags off, and switches may put
-/// them on, so only two VLANs can contradict each other.
+/// Whether a frame may belong to this VLAN. Network cards may remove tags and switches may add them, so only two different VLANs
+/// are a contradiction.
 #[inline]
 pub(crate) fn may_be_on(packet: &Packet<'_>, vlan: Option<u16>) -> bool {
     vlan.zip(packet.vlan()).is_none_or(|(vlan, tag)| tag == vlan)
 }
 
-/// What is found for a frame with this tag: of its VLAN, or else what [may be on it](may_be_on).
+/// The row for a frame with this tag: of its VLAN, or else a row that [may be on it](may_be_on).
 pub(crate) fn best_in_vlan(
     tag: Option<u16>,
     find: impl Fn(&dyn Fn(Option<u16>) -> bool) -> Option<usize>,
@@ -186,7 +186,7 @@ pub(crate) fn best_in_vlan(
     find(&|own| own == tag).or_else(|| find(&|own| own.zip(tag).is_none_or(|(own, tag)| own == tag)))
 }
 
-/// The way to a peer.
+/// The path to a peer.
 ///
 /// ```
 /// # use std::net::IpAddr;
@@ -202,17 +202,17 @@ pub(crate) fn best_in_vlan(
 pub struct AddressVector {
     /// The peer.
     pub gid: Gid,
-    /// Which of one's own GIDs to send from.
+    /// The index of the source GID.
     pub sgid_index: usize,
-    /// The next hop, if it is known; otherwise the driver asks the kernel.
+    /// The hardware address of the next hop, if known; otherwise the driver asks the kernel.
     pub mac: Option<MacAddr>,
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// IPv6 flow label, 20 bits; decides the UDP source port if it is not 0.
+    /// IPv6 flow label, 20 bits; determines the UDP source port if it is not 0.
     pub flow_label: u32,
     /// TTL or hop limit.
     pub hop_limit: u8,
-    /// 0 to 7: the priority code point of the 802.1Q tag, where the source GID has a VLAN.
+    /// 0 to 7: the priority code point of the 802.1Q tag, if the source GID has a VLAN.
     pub service_level: u8,
 }
 
@@ -230,7 +230,7 @@ impl AddressVector {
         }
     }
 
-    /// The next hop; looked for by default.
+    /// The hardware address of the next hop; resolved by default.
     pub fn mac(self, mac: impl Into<Option<MacAddr>>) -> Self {
         AddressVector { mac: mac.into(), ..self }
     }
@@ -255,8 +255,7 @@ impl AddressVector {
         AddressVector { service_level, ..self }
     }
 
-    /// The addresses of packets on this way, between these queue pairs; the hardware address may
-    /// still be missing.
+    /// The addresses of packets on this path, between these queue pairs; the hardware address may still be missing.
     pub(crate) fn path(&self, port: &Port, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
         let Some(source) = port.gids.get(self.sgid_index) else {
             return Err(Error::invalid("sgid_index", self.sgid_index, port.gid_indices()));

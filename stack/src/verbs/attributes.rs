@@ -1,4 +1,4 @@
-//! What is told when it is asked for: of the device, of a queue pair, of a shared receive queue.
+//! Attributes of the device, of a queue pair and of a shared receive queue.
 
 use ferroce_wire::{Operation, PKey, PathMtu, Psn, Qpn, RnrTimer};
 
@@ -6,7 +6,7 @@ use crate::verbs::{
     Access, AddressVector, Config, CongestionControl, MAX_RD_ATOMIC, QpState, QpType, ReadyToSend, Srq,
 };
 
-/// What a context can do and how much of it there can be, under the names of `ibv_query_device_ex`.
+/// Capabilities and limits of a context, under the names of `ibv_query_device_ex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttributes {
@@ -22,15 +22,15 @@ pub struct DeviceAttributes {
     pub max_qp: u32,
     /// P_Keys.
     pub max_pkeys: usize,
-    /// READs, atomics, FLUSHes and ATOMIC WRITEs that a queue pair has outstanding, each way.
+    /// READs, atomics, FLUSHes and ATOMIC WRITEs that a queue pair may have outstanding in each direction.
     pub max_qp_rd_atom: u8,
     /// Memory windows are of type 2B: each belongs to the queue pair that bound it.
     pub mem_window_type_2b: bool,
-    /// FLUSH to global visibility, to send and to answer.
+    /// FLUSH to global visibility, as requester and responder.
     pub flush_global: bool,
-    /// Memory here can be flushed to persistence. Host memory cannot.
+    /// Memory can be flushed to persistence. Host memory can't.
     pub flush_persistent: bool,
-    /// ATOMIC WRITE, to send and to answer.
+    /// ATOMIC WRITE, as requester and responder.
     pub atomic_write: bool,
 }
 
@@ -51,7 +51,7 @@ impl DeviceAttributes {
         }
     }
 
-    /// Whether requests of this kind exist here at all.
+    /// Whether requests of this kind are supported.
     pub(crate) fn supports(&self, operation: Operation) -> bool {
         match operation {
             Operation::Flush => self.flush_global,
@@ -61,13 +61,13 @@ impl DeviceAttributes {
     }
 }
 
-/// Where the reaction point of a queue pair is.
+/// The state of a queue pair's reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ReactionState {
     /// The current rate, in bit/s.
     pub rate: u64,
-    /// The highest rate, which it has without congestion: that of the line, or of the parameters.
+    /// The highest rate, used without congestion: the line rate, or that of the parameters.
     pub highest: u64,
     /// The rate that it recovers to, in bit/s.
     pub target: u64,
@@ -79,7 +79,7 @@ pub struct ReactionState {
     pub byte_stage: u32,
 }
 
-/// What [`Context::query_qp`](crate::Context::query_qp) tells.
+/// What [`Context::query_qp`](crate::Context::query_qp) returns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct QpAttributes {
@@ -87,59 +87,58 @@ pub struct QpAttributes {
     pub qp_type: QpType,
     /// Its state.
     pub state: QpState,
-    /// In SQD: some sends that were started are not complete yet.
+    /// In SQD: some started sends are not complete yet.
     pub sq_draining: bool,
     /// Its number.
     pub qpn: Qpn,
     /// The peer's; `None` before RTR, and for UD.
     pub dest_qpn: Option<Qpn>,
-    /// The way to the peer; likewise.
+    /// The path to the peer; likewise.
     pub address: Option<AddressVector>,
     /// The path MTU; likewise.
     pub path_mtu: Option<PathMtu>,
     /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
     pub selective_repeat: bool,
-    /// The congestion control that it obeys.
+    /// Its congestion control.
     pub congestion: CongestionControl,
-    /// What that has come to; `None` if it is off.
+    /// The state of its congestion control; `None` if it is off.
     pub reaction: Option<ReactionState>,
-    /// Packets that it may have unacknowledged.
+    /// The most unacknowledged packets.
     pub window: u32,
-    /// What the peer may do.
+    /// The access rights of the peer.
     pub access: Access,
-    /// The Q_Key; `None` but for UD.
+    /// The Q_Key; `None` except for UD.
     pub qkey: Option<u32>,
-    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
-    /// said otherwise.
+    /// The index of its P_Key in the port's table; 0 unless an update or the connection manager has set another.
     pub pkey_index: usize,
-    /// That key: what its packets carry, and what decides which it takes.
+    /// That P_Key: its packets carry it, and it accepts packets that match it.
     pub pkey: PKey,
     /// The PSN expected next from the peer.
     pub rq_psn: Psn,
     /// The PSN of the next new request.
     pub sq_psn: Psn,
-    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
+    /// The attributes of the transition to RTS; `None` before RTS, and for UC and UD.
     pub send: Option<ReadyToSend>,
     /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
     pub max_dest_rd_atomic: u8,
-    /// How long the peer is asked to wait for a receive; `None` likewise.
+    /// The RNR timer sent to the peer; `None` likewise.
     pub min_rnr_timer: Option<RnrTimer>,
-    /// The SRQ that it takes receives from.
+    /// Its SRQ.
     pub srq: Option<Srq>,
     /// Sends not yet complete.
     pub outstanding_sends: u32,
-    /// Receives not yet complete; of an SRQ only the one under way.
+    /// Receives not yet complete; with an SRQ only the one in use.
     pub outstanding_receives: u32,
 }
 
-/// What [`Context::query_srq`](crate::Context::query_srq) tells.
+/// What [`Context::query_srq`](crate::Context::query_srq) returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SrqAttributes {
-    /// How many receives fit.
+    /// The most receives.
     pub depth: u32,
-    /// Receives that are posted and not taken.
+    /// Posted receives that no message has used.
     pub posted: u32,
-    /// Fewer receives than this raise an event; 0 is off.
+    /// With fewer receives than this an event is raised; 0 is off.
     pub limit: u32,
 }

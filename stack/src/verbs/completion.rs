@@ -5,38 +5,38 @@ use ferroce_wire::{MacAddr, Qpn, RKey};
 
 use crate::verbs::{Error, Qp};
 
-/// How a work request ended; numbers and names as in verbs (IBA 11.6.2, docs/protocol.md §6).
+/// The status of a completed work request; numbers and names as in verbs (IBA 11.6.2, docs/protocol.md §6).
 ///
-/// [`Display`](fmt::Display) is the name. [`meaning`](WcStatus::meaning) is a sentence on the cause, and
-/// [`manual::errors`](crate::manual::errors) says what to do about each.
+/// [`Display`](fmt::Display) prints the name. [`meaning`](WcStatus::meaning) describes the cause in a sentence, and
+/// [`manual::errors`](crate::manual::errors) has the remedies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum WcStatus {
-    /// It was carried out.
+    /// It was executed.
     Success = 0,
-    /// Of a receive: the message is longer than the buffers. Of a READ or atomic: the response has another length than
-    /// what was asked for.
+    /// Of a receive: the message is longer than the buffers. Of a READ or atomic: the response has another length than the
+    /// request.
     LocLenErr = 1,
-    /// The response is not one to this request; of a datagram: its address handle was destroyed before it left.
+    /// The response does not fit the request; of a datagram: its address handle was destroyed before it was sent.
     LocQpOpErr = 2,
     /// The local memory of the work request is not registered, not in the queue pair's protection domain, too short, or
     /// lacks [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE).
     LocProtErr = 4,
-    /// The queue pair is in the error state, and this work request was not carried out, or its end is not known. The
-    /// cause is in the first completion that is not flushed.
+    /// The queue pair is in the error state, and this work request was not executed, or its result is unknown. The first
+    /// completion that is not flushed has the cause.
     WrFlushErr = 5,
-    /// A memory window can't be bound so ([`SendOp::BindMw`](crate::SendOp::BindMw)).
+    /// The bind of a memory window is invalid ([`SendOp::BindMw`](crate::SendOp::BindMw)).
     MwBindErr = 6,
-    /// The response makes no sense. RNICs only.
+    /// The response is malformed. RNICs only.
     BadRespErr = 7,
     /// The local memory of an incoming request is not accessible. RNICs only.
     LocAccessErr = 8,
-    /// The request is invalid or not supported there; of a receive: the peer's request was.
+    /// The request is invalid or not supported at the peer; of a receive: the peer's request was invalid here.
     RemInvReqErr = 9,
-    /// The remote key, the range or the rights do not fit; of a receive: the peer's request named such memory.
+    /// The remote key, the range or the rights are wrong; of a receive: those of the peer's request were.
     RemAccessErr = 10,
-    /// The peer could not carry out the request: the memory of its own receive is wrong, or a copy of its GPU has failed.
+    /// The peer could not execute the request: the SGEs of its receive are invalid, or a copy of its GPU failed.
     RemOpErr = 11,
     /// The peer does not answer, and the retries are used up.
     RetryExcErr = 12,
@@ -46,14 +46,14 @@ pub enum WcStatus {
     RemAbortErr = 16,
     /// A device has failed: the RNIC, or a GPU whose memory the work request names.
     FatalErr = 19,
-    /// No response in time. RNICs only.
+    /// Timeout of the response. RNICs only.
     RespTimeoutErr = 20,
-    /// Anything else, and a number of a card that is not in this list.
+    /// Any other error, and any status of a card that is not in this list.
     GeneralErr = 21,
 }
 
 impl WcStatus {
-    /// What the status says of a work request of this kind, and which end refused it.
+    /// The meaning of the status for a work request of this kind, and which end refused it.
     pub fn meaning(self, opcode: WcOpcode) -> &'static str {
         let is_receive = matches!(opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
         match (self, is_receive) {
@@ -90,7 +90,7 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// What a completed work request was.
+/// The kind of a completed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the verbs' names")]
 #[repr(u8)]
@@ -109,8 +109,8 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
-/// The end of a work request. On an error only `wr_id`, `status`, `opcode`, `qp` and `qpn` mean anything; the `opcode` of a
-/// receive is [`Recv`](WcOpcode::Recv) then.
+/// The completion of a work request. After an error only `wr_id`, `status`, `opcode`, `qp` and `qpn` are valid; the `opcode` of a
+/// receive is then [`Recv`](WcOpcode::Recv).
 ///
 /// ```
 /// # use ferroce::*;
@@ -125,19 +125,19 @@ pub enum WcOpcode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkCompletion {
-    /// What the work request was posted with.
+    /// The `wr_id` of the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Its status.
     pub status: WcStatus,
-    /// What it was.
+    /// Its kind.
     pub opcode: WcOpcode,
     /// Bytes received, written or read.
     pub byte_len: u32,
     /// The receive starts with 40 bytes of network header, which `byte_len` counts (UD).
     pub grh: bool,
-    /// The immediate that came with the message.
+    /// The immediate data of the message.
     pub immediate: Option<u32>,
-    /// The local key that the message revoked.
+    /// The local key that the message invalidated.
     pub invalidated: Option<RKey>,
     /// The queue pair that it was posted to.
     pub qp: Qp,
@@ -145,10 +145,10 @@ pub struct WorkCompletion {
     pub qpn: Qpn,
     /// The sender's queue pair.
     pub src_qpn: Qpn,
-    /// The hardware address that a datagram came from; `None` for all else, and over a socket.
+    /// The source hardware address of a datagram; `None` for everything else, and with a socket.
     pub source_mac: Option<MacAddr>,
-    /// The VLAN in the tag that a datagram came with. `None` for all else, and where the tag was taken off on the way:
-    /// by a card, which does not tell it, or by the interface of a packet driver.
+    /// The VLAN of a datagram's tag. `None` for everything else, and if the tag was removed before: by a card that does not
+    /// report it, or by the interface of a packet driver.
     pub vlan: Option<NonZeroU16>,
 }
 
@@ -156,8 +156,8 @@ impl WorkCompletion {
     /// The completion itself if the work request succeeded.
     ///
     /// # Errors
-    /// [`Error::Completion`], which names the work request, its status and what the status means.
-    /// [`manual::errors`](crate::manual::errors) says what to do then.
+    /// [`Error::Completion`], which names the work request, its status and the meaning of the status.
+    /// [`manual::errors`](crate::manual::errors) has the remedies.
     pub fn ok(self) -> Result<WorkCompletion, Error> {
         match self {
             WorkCompletion { status: WcStatus::Success, .. } => Ok(self),
@@ -190,6 +190,6 @@ impl WorkCompletion {
 pub enum Notify {
     /// The next one.
     Next,
-    /// The next one of a message that was sent as solicited, or in error.
+    /// The next one of a message sent as solicited, or with an error.
     Solicited,
 }

@@ -1,27 +1,26 @@
 use crate::verbs::congestion::check_line_rate;
 use crate::verbs::{CongestionControl, CongestionNotification, Error};
 
-/// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
-/// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
+/// The default window, in packets to one destination: above the bandwidth-delay product of 100 Gb/s and 40 µs at any path MTU,
+/// below the receive rings of every driver.
 pub const DEFAULT_WINDOW: u32 = 512;
 
 /// The most packets that may be unacknowledged: half the PSNs, less one.
 pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
 
-/// A sixteenth of the QPNs: as many again stay unused for a while when they are given up, and a
-/// number that is free must be found quickly.
+/// A sixteenth of the QPNs: as many again stay unused for a while after they are freed, and a free number must be found quickly.
 pub(crate) const MAX_QPS: u32 = 1 << 20;
 
 /// As many as there can be queue pairs.
 const MAX_CONNECTIONS: u32 = MAX_QPS;
 
-/// Of everything else that is counted in a [`Config`].
+/// The limit of all other objects in a [`Config`].
 const MAX_OBJECTS: u32 = 1 << 24;
 
-/// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop. The defaults are right to begin
-/// with; [`manual::performance`](crate::manual::performance) says what to tune.
+/// The configuration of a context. All sizes are set here, and nothing is allocated in the poll loop. Begin with the defaults;
+/// [`manual::performance`](crate::manual::performance) says what to tune.
 ///
-/// The numbers of objects are at most 2²⁴, unless they say otherwise.
+/// Numbers of objects are at most 2²⁴, unless stated otherwise.
 ///
 /// ```
 /// use ferroce::Config;
@@ -30,7 +29,7 @@ const MAX_OBJECTS: u32 = 1 << 24;
 /// assert_eq!((config.max_qps, config.window), (1024, 256));
 /// ```
 ///
-/// It will get more fields, so it is not written as a literal:
+/// More fields will be added, so it can't be written as a literal:
 ///
 /// ```compile_fail,E0639
 /// let config = ferroce::Config { max_qps: 1024, ..ferroce::Config::default() };
@@ -39,8 +38,8 @@ const MAX_OBJECTS: u32 = 1 << 24;
 #[must_use]
 #[non_exhaustive]
 pub struct Config {
-    /// Seeds every random choice (QPNs, keys). `None` takes it from the operating system; a fixed
-    /// one makes a run repeatable and its keys guessable.
+    /// The seed of every random choice (QPNs, keys). `None` takes it from the operating system; a fixed seed makes a run
+    /// repeatable and its keys guessable.
     pub seed: Option<[u8; 32]>,
     /// Protection domains.
     pub max_pds: u32,
@@ -58,52 +57,51 @@ pub struct Config {
     pub max_ahs: u32,
     /// Attachments of UD queue pairs to multicast groups.
     pub max_mcast_attachments: u32,
-    /// Connections and searches of the connection manager, those that are not over yet included. It takes
-    /// its memory, about 3 KiB each, with the first `listen`, `connect` or `resolve`.
+    /// Connections and searches of the connection manager, including those that are ending. Their memory, about 3 KiB each, is
+    /// allocated by the first `listen`, `connect` or `resolve`.
     pub max_connections: u32,
-    /// Ports that the connection manager listens on.
+    /// Listeners of the connection manager.
     pub max_listeners: u32,
-    /// Queues of connection events beside the first one. Each takes about 2 KiB for each of `max_connections`, when it is
-    /// created.
+    /// Additional queues of connection events. Each allocates about 2 KiB for each of `max_connections` when it is created.
     pub max_cm_channels: u32,
-    /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
-    /// pairs that send there together. The responses of READs, atomics, FLUSH and ATOMIC WRITE, which come from
-    /// there, are counted apart and bounded by the same number.
+    /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of each queue pair, and of all go-back-N queue pairs to that
+    /// destination together. Outstanding responses of READs, atomics, FLUSH and ATOMIC WRITE are counted separately, with the
+    /// same limit.
     ///
-    /// When more than half of it is in flight, a queue pair that has its share (the window divided by the queue
-    /// pairs that have packets in flight) waits. Beyond the window each queue pair may have 4 packets or one READ,
-    /// and those whose ACK timer has run out have a quarter of the window together until an acknowledgement comes.
-    /// What a queue pair without an ACK timer (timeout 0) sent to a peer that is gone counts until the queue pair
-    /// fails, is reset or destroyed.
+    /// When more than half of it is in flight, a queue pair waits once it has its share (the window divided by the queue pairs
+    /// that have packets in flight). Beyond the window each queue pair may have 4 packets or one READ, and those whose ACK timer
+    /// expired share a quarter of the window until an acknowledgement arrives. Packets that a queue pair without an ACK timer
+    /// (timeout 0) sent to a dead peer are counted until the queue pair fails, is reset or destroyed.
     pub window: u32,
-    /// Packets that came before their turn and are held, for all queue pairs together that have
-    /// agreed on selective repeat; about 4 KiB each. What finds no room is sent again.
+    /// Packets received out of order that are held, for all queue pairs with selective repeat together; about 4 KiB each. Packets
+    /// beyond this are dropped and retransmitted.
     pub reorder_packets: u16,
     /// Whether RoCE v1 frames are accepted, and GIDs of that type offered.
     pub roce_v1: bool,
-    /// Requests that name memory which they may not reach are dropped and counted, where the
-    /// standard wants a NAK and the end of the connection: nobody who forges a peer's address can
-    /// end it by a wrong key. A peer that asks by mistake runs into its retry limit.
+    /// Requests with an access violation are dropped and counted, although the standard requires a NAK and the end of the
+    /// connection: an attacker that forges a peer's address can't end a connection by a wrong key. A peer that sends such a
+    /// request by mistake reaches its retry limit.
     pub drop_access_errors: bool,
-    /// Whether this end has FLUSH (IBA 1.6), to send and to answer. Like `atomic_write` it is on:
-    /// nothing of it is on the wire until an application posts one. `rdma_rxe` has both since Linux
-    /// 6.2, ConnectX has neither and refuses them with an invalid request NAK.
+    /// Whether FLUSH (IBA 1.6) is supported, as requester and responder. Like `atomic_write` it is on by default: it does not
+    /// appear on the wire until an application posts one. `rdma_rxe` has both since Linux 6.2, ConnectX has neither and refuses
+    /// them with an invalid request NAK.
     pub flush: bool,
-    /// Whether this end has ATOMIC WRITE (IBA 1.6), to send and to answer.
+    /// Whether ATOMIC WRITE (IBA 1.6) is supported, as requester and responder.
     pub atomic_write: bool,
-    /// The congestion control that queue pairs obey as senders, unless their own configuration says otherwise.
+    /// The congestion control of queue pairs as senders, unless their own configuration sets another.
     pub congestion: CongestionControl,
-    /// How the senders of packets are told that a switch has marked; `None` if they are not.
+    /// How senders are notified of packets that a switch marked; `None` for no notification.
     pub notification: Option<CongestionNotification>,
-    /// Bytes of a chunk of host memory through which the bytes of a device's memory go: a power of two from 64 KiB to 16 MiB. A
-    /// copy of the device is of a chunk at most.
+    /// Bytes of a staging chunk, the host memory through which device memory is copied: a power of two from 64 KiB to 16 MiB. One
+    /// copy of the device is at most a chunk long.
     pub staging_chunk: u32,
-    /// How many chunks there are, 4 to 65,535 and 4 GiB in all. They are allocated when memory of a device is first registered.
-    /// Half are for what peers send, where a packet may need one for each device and one for the host at the same time, and half for
-    /// this end's own requests: memory of one more device is refused where there are fewer than twice the devices and two.
+    /// The number of chunks, 4 to 65,535 and 4 GiB in total. They are allocated when device memory is first registered. Half are
+    /// for received data, where a packet may need one for each device and one for the host at the same time, and half for this
+    /// end's own requests: memory of one more device is refused if there are fewer chunks than twice the number of devices plus
+    /// two.
     pub staging_chunks: u16,
-    /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: where congestion control starts, and what it does not exceed.
-    /// `None` asks the driver.
+    /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: the initial and the highest rate of congestion control. `None` asks
+    /// the driver.
     pub line_rate: Option<u64>,
 }
 
@@ -138,7 +136,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// What every random choice (QPNs, keys) is drawn from; the operating system's by default.
+    /// The seed of every random choice (QPNs, keys); from the operating system by default.
     pub fn seed(self, seed: impl Into<Option<[u8; 32]>>) -> Self {
         Config { seed: seed.into(), ..self }
     }
@@ -188,12 +186,12 @@ impl Config {
         Config { max_connections, ..self }
     }
 
-    /// Ports that the connection manager listens on, at most 2²⁰; 64 by default.
+    /// Listeners of the connection manager, at most 2²⁰; 64 by default.
     pub fn max_listeners(self, max_listeners: u32) -> Self {
         Config { max_listeners, ..self }
     }
 
-    /// Queues of connection events beside the first one, at most 2²⁴; 16 by default.
+    /// Additional queues of connection events, at most 2²⁴; 16 by default.
     pub fn max_cm_channels(self, max_cm_channels: u32) -> Self {
         Config { max_cm_channels, ..self }
     }
@@ -208,27 +206,27 @@ impl Config {
         Config { reorder_packets, ..self }
     }
 
-    /// RoCE v1 beside v2; off by default.
+    /// RoCE v1 in addition to v2; off by default.
     pub fn roce_v1(self, roce_v1: bool) -> Self {
         Config { roce_v1, ..self }
     }
 
-    /// Drops requests that name memory which they may not reach; off (a NAK) by default.
+    /// Drops requests with an access violation; off (a NAK) by default.
     pub fn drop_access_errors(self, drop_access_errors: bool) -> Self {
         Config { drop_access_errors, ..self }
     }
 
-    /// FLUSH, to send and to answer; on by default.
+    /// FLUSH, as requester and responder; on by default.
     pub fn flush(self, flush: bool) -> Self {
         Config { flush, ..self }
     }
 
-    /// ATOMIC WRITE, to send and to answer; on by default.
+    /// ATOMIC WRITE, as requester and responder; on by default.
     pub fn atomic_write(self, atomic_write: bool) -> Self {
         Config { atomic_write, ..self }
     }
 
-    /// The congestion control that queue pairs obey as senders; off by default.
+    /// The congestion control of queue pairs as senders; off by default.
     ///
     /// ```
     /// use ferroce::{Config, CongestionControl, Dcqcn};
@@ -239,23 +237,23 @@ impl Config {
         Config { congestion, ..self }
     }
 
-    /// How the senders of packets are told that a switch has marked; they are not by default. This end's own senders
-    /// obey what [`congestion`](Config::congestion) says, whatever is set here.
+    /// How senders are notified of packets that a switch marked; not at all by default. Independent of
+    /// [`congestion`](Config::congestion), which is for this end's own senders.
     pub fn notification(self, notification: impl Into<Option<CongestionNotification>>) -> Self {
         Config { notification: notification.into(), ..self }
     }
 
-    /// Bytes of a chunk between packets and memory of a device; 64 KiB by default.
+    /// Bytes of a staging chunk; 64 KiB by default.
     pub fn staging_chunk(self, staging_chunk: u32) -> Self {
         Config { staging_chunk, ..self }
     }
 
-    /// How many of these chunks there are; 128 by default.
+    /// The number of staging chunks; 128 by default.
     pub fn staging_chunks(self, staging_chunks: u16) -> Self {
         Config { staging_chunks, ..self }
     }
 
-    /// The line rate of the port, in bit/s; asked of the driver by default.
+    /// The line rate of the port, in bit/s; reported by the driver by default.
     pub fn line_rate(self, line_rate: impl Into<Option<u64>>) -> Self {
         Config { line_rate: line_rate.into(), ..self }
     }
@@ -286,8 +284,8 @@ impl Config {
         self.notification.map_or(Ok(()), |notification| notification.check())
     }
 
-    /// A chunk holds 16 packets or more: one of so many asks for an acknowledgement, so that a queue pair that has one chunk goes
-    /// on.
+    /// A chunk holds at least 16 packets: one of 16 requests an acknowledgement, so a queue pair with a single chunk makes
+    /// progress.
     fn check_staging(&self) -> Result<(), Error> {
         let (chunk, chunks) = (self.staging_chunk, self.staging_chunks);
         if !chunk.is_power_of_two() || !(1 << 16..=1 << 24).contains(&chunk) {
@@ -325,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Each setting: its largest value is right, the next is refused by name, value and range.
+    /// Of each setting the largest value is accepted, and the next is refused with name, value and range.
     #[test]
     fn every_number_has_a_limit() {
         type Set = fn(&mut Config) -> &mut u32;

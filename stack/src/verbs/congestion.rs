@@ -1,4 +1,4 @@
-//! What a queue pair does when a switch says that its packets meet congestion (docs/protocol.md §7).
+//! Congestion control and congestion notification (docs/protocol.md §7).
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::verbs::Error;
 use crate::verbs::number::decimal;
 
-/// Which congestion control the sender of a queue pair obeys.
+/// The congestion control of a queue pair's sender.
 ///
-/// As text it is `off`, or the name of a preset of [`Dcqcn`] with any of its parameters after it:
+/// Its text is `off`, or the name of a preset of [`Dcqcn`], optionally followed by parameters:
 ///
 /// ```
 /// use ferroce::{CongestionControl, Dcqcn};
@@ -23,19 +23,18 @@ use crate::verbs::number::decimal;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CongestionControl {
-    /// None: packets leave as fast as the window admits them, are not ECN-capable, and congestion notification packets
-    /// (CNPs) are ignored.
+    /// None: packets are sent as fast as the window allows, are not ECN-capable, and congestion notification packets (CNPs) are
+    /// ignored.
     #[default]
     Off,
     /// The reaction point of DCQCN: packets are ECN-capable and paced, and CNPs lower the rate.
     Dcqcn(Dcqcn),
 }
 
-/// How a DCQCN reaction point answers CNPs, alpha periods, timers and byte counters: the variants that have been
-/// published differ.
+/// How a DCQCN reaction point handles CNPs, alpha periods, timers and byte counters: the published variants differ.
 ///
-/// All of them start at the line rate. A cut multiplies the current rate by 1 − alpha/2, and each event of the timer or
-/// of the byte counter moves it half of the way to the target rate, which grows when there were `rpg_threshold` events.
+/// All of them start at the line rate. A cut multiplies the current rate by 1 − alpha/2, and each event of the timer or of the
+/// byte counter halves its distance to the target rate, which grows after `rpg_threshold` events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DcqcnRules {
@@ -49,10 +48,10 @@ pub enum DcqcnRules {
     Mlx,
 }
 
-/// The parameters of DCQCN, under the names and in the units that mlx5 has for them.
+/// The parameters of DCQCN, with mlx5's names and units.
 ///
-/// A preset is the start, and a setter changes a parameter. A value out of its range is refused where the parameters are
-/// used. `Display` prints them all, and what it prints can be parsed.
+/// Begin with a preset, and change parameters with the setters. A value out of range is refused when the parameters are used.
+/// `Display` prints all parameters, in a form that can be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -61,11 +60,11 @@ pub struct Dcqcn {
     pub rules: DcqcnRules,
     /// How much of alpha is kept in each period, in 1/1024: g is 1 − this / 1024. 0 to 1023.
     pub dce_tcp_g: u16,
-    /// The alpha period, in µs: after so long without a CNP alpha decays. At least 1.
+    /// The alpha period, in µs: after this time without a CNP alpha decays. At least 1.
     pub dce_tcp_rtt: u32,
     /// The period of the rate increase timer, in µs. At least 1.
     pub rpg_time_reset: u32,
-    /// The period of the byte counter, in bytes that are sent; 0 for no byte counter.
+    /// The period of the byte counter, in bytes sent; 0 for no byte counter.
     pub rpg_byte_reset: u64,
     /// Events of timer or byte counter before the target rate grows, 1 to 31.
     pub rpg_threshold: u8,
@@ -79,25 +78,25 @@ pub struct Dcqcn {
     pub rpg_max_rate: u32,
     /// Alpha at the start, in 1/1024. 0 to 1024.
     pub initial_alpha_value: u16,
-    /// The least time between two cuts, in µs; only with [`DcqcnRules::Mlx`], where it is at least 1.
+    /// The minimum time between two cuts, in µs, at least 1; only with [`DcqcnRules::Mlx`].
     pub rate_reduce_monitor_period: u32,
-    /// A cut takes alpha · 1024 / 2 to the power of this: 11 is half of alpha. 0 to 15.
+    /// A cut reduces the rate by alpha · 1024 / 2 to the power of this: 11 is half of alpha. 0 to 15.
     pub rpg_gd: u8,
-    /// The least that a cut leaves of the rate, in percent. 0 to 100.
+    /// The minimum rate after a cut, in percent of the rate before. 0 to 100.
     pub rpg_min_dec_fac: u8,
     /// The rate from the first CNP on, in Mb/s; 0 for no such rule.
     pub rate_to_set_on_first_cnp: u32,
     /// Whether each cut sets the target rate to the rate before it.
     pub clamp_tgt_rate: bool,
-    /// Without `clamp_tgt_rate`: whether a cut sets the target rate if the timer has raised the rate since the last one.
-    /// It does in any case if the byte counter has.
+    /// Without `clamp_tgt_rate`: whether a cut sets the target rate if the timer has raised the rate since the last cut. It
+    /// always does if the byte counter has.
     pub clamp_tgt_rate_after_time_inc: bool,
 }
 
-/// How the sender of marked packets is told: the notification point.
+/// The notification point: how the sender of marked packets is notified.
 ///
-/// A packet that a switch has marked (ECN: Congestion Experienced) and that passes all checks makes a congestion
-/// notification packet (CNP) to the queue pair that sent it, at most one in an interval. The parameters have mlx5's names.
+/// For a packet that a switch marked (ECN: Congestion Experienced) and that passes all checks, a congestion notification packet
+/// (CNP) is sent to the queue pair that sent it, at most one per interval. The parameters have mlx5's names.
 ///
 /// ```
 /// use std::time::Duration;
@@ -110,30 +109,30 @@ pub struct Dcqcn {
 #[must_use]
 #[non_exhaustive]
 pub struct CongestionNotification {
-    /// The least time from one CNP to the next in the same scope, as they leave; zero for one CNP for each marked packet.
+    /// The minimum time between two CNPs sent in the same scope; zero for one CNP per marked packet.
     pub min_time_between_cnps: Duration,
-    /// What that time is kept for.
+    /// The scope of that time.
     pub scope: CnpScope,
-    /// DSCP of CNPs, 0 to 63. A switch should give it a queue that goes ahead of data.
+    /// DSCP of CNPs, 0 to 63. Switches should map it to a queue with priority over data.
     pub cnp_dscp: u8,
-    /// Priority code point of CNPs where the way has an 802.1Q tag, 0 to 7.
+    /// Priority code point of CNPs if the path has an 802.1Q tag, 0 to 7.
     pub cnp_802p_prio: u8,
 }
 
-/// For what the time between two congestion notification packets is kept. Cards differ in it.
+/// The scope of the minimum time between two congestion notification packets. Cards differ in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CnpScope {
-    /// For each connected queue pair; for datagrams, each sender's queue pair as well.
+    /// Each connected queue pair; for datagrams, each sender's queue pair as well.
     QueuePair,
-    /// For each address that sends.
+    /// Each source address.
     Peer,
-    /// For the port.
+    /// The port.
     Port,
 }
 
 impl Default for CongestionNotification {
-    /// One CNP in 50 µs for each queue pair, as in the paper; DSCP 48 and priority 6, as mlx5 has them.
+    /// One CNP per 50 µs for each queue pair, as in the paper; DSCP 48 and priority 6, as mlx5.
     fn default() -> CongestionNotification {
         CongestionNotification {
             min_time_between_cnps: Duration::from_micros(50),
@@ -145,12 +144,12 @@ impl Default for CongestionNotification {
 }
 
 impl CongestionNotification {
-    /// The least time from one CNP to the next; 50 µs by default.
+    /// The minimum time between two CNPs; 50 µs by default.
     pub fn min_time_between_cnps(self, min_time_between_cnps: Duration) -> Self {
         CongestionNotification { min_time_between_cnps, ..self }
     }
 
-    /// What that time is kept for; each queue pair by default.
+    /// The scope of that time; each queue pair by default.
     pub fn scope(self, scope: CnpScope) -> Self {
         CongestionNotification { scope, ..self }
     }
@@ -190,18 +189,18 @@ const PRESETS: [(&str, Dcqcn); 6] = [
 struct Parameter {
     name: &'static str,
     unit: &'static str,
-    /// The least and the most that are right. They have a place in the field.
+    /// The lowest and the highest valid value. Both fit into the field.
     range: (u64, u64),
     get: fn(&Dcqcn) -> u64,
     set: fn(&mut Dcqcn, u64),
 }
 
-/// The highest rate that can be asked for, in Mb/s: 4 Tb/s.
+/// The highest rate that can be set, in Mb/s: 4 Tb/s.
 const MAX_RATE: u64 = 4_000_000;
 /// The longest period, in µs: 100 s.
 const MAX_PERIOD: u64 = 100_000_000;
 
-/// Every parameter but the rules.
+/// Every parameter except the rules.
 #[rustfmt::skip]
 const PARAMETERS: [Parameter; 16] = [
     Parameter { name: "dce_tcp_g", unit: "/1024", range: (0, 1023), get: |d| d.dce_tcp_g.into(), set: |d, v| d.dce_tcp_g = v as u16 },
@@ -223,11 +222,10 @@ const PARAMETERS: [Parameter; 16] = [
 ];
 
 impl Dcqcn {
-    /// The rules of the paper with the constants that docs/protocol.md §7 has from its authors: alpha 1 at the start,
-    /// T 55 µs, B 10 MB.
+    /// The rules of the paper with its authors' constants (docs/protocol.md §7): alpha 1 at the start, T 55 µs, B 10 MB.
     pub const PAPER: Dcqcn = Dcqcn { rules: DcqcnRules::Paper, initial_alpha_value: 1024, ..Dcqcn::ZHU25P };
 
-    /// The sample configuration of ns3-rdma: T 60 µs, and a byte counter that hardly ever comes to its end.
+    /// The sample configuration of ns3-rdma: T 60 µs, and a byte counter that hardly ever expires.
     pub const ZHU25: Dcqcn = Dcqcn { rpg_time_reset: 60, rpg_byte_reset: 300_000_000, ..Dcqcn::ZHU25P };
 
     /// ns3-rdma with the timer and the byte counter of the paper: T 55 µs, B 10 MB.
@@ -251,7 +249,7 @@ impl Dcqcn {
         clamp_tgt_rate_after_time_inc: false,
     };
 
-    /// The numbers of [`ZHU25`](Dcqcn::ZHU25) with the rules of "Mellanox" DCQCN, as ns3-datacenter has them.
+    /// The numbers of [`ZHU25`](Dcqcn::ZHU25) with the rules of "Mellanox" DCQCN, as in ns3-datacenter.
     pub const MLX25: Dcqcn = Dcqcn {
         rules: DcqcnRules::Mlx,
         rpg_byte_reset: 0,
@@ -297,7 +295,7 @@ impl Dcqcn {
     /// A preset by its name: `paper`, `zhu25`, `zhu25p`, `mlx25`, `hpcc100` or `mlx5`.
     ///
     /// # Errors
-    /// If there is none of that name.
+    /// If there is no preset of that name.
     pub fn preset(name: &str) -> Result<Dcqcn, Error> {
         let found = PRESETS.iter().find(|(of, _)| *of == name);
         found.map(|(_, preset)| *preset).ok_or_else(|| {
@@ -361,17 +359,17 @@ impl Dcqcn {
         Dcqcn { initial_alpha_value, ..self }
     }
 
-    /// The least time between two cuts, in µs; only with [`DcqcnRules::Mlx`].
+    /// The minimum time between two cuts, in µs; only with [`DcqcnRules::Mlx`].
     pub fn rate_reduce_monitor_period(self, rate_reduce_monitor_period: u32) -> Self {
         Dcqcn { rate_reduce_monitor_period, ..self }
     }
 
-    /// A cut takes alpha · 1024 / 2 to the power of this; 0 to 15.
+    /// A cut reduces the rate by alpha · 1024 / 2 to the power of this; 0 to 15.
     pub fn rpg_gd(self, rpg_gd: u8) -> Self {
         Dcqcn { rpg_gd, ..self }
     }
 
-    /// The least that a cut leaves of the rate, in percent.
+    /// The minimum rate after a cut, in percent of the rate before.
     pub fn rpg_min_dec_fac(self, rpg_min_dec_fac: u8) -> Self {
         Dcqcn { rpg_min_dec_fac, ..self }
     }
@@ -391,7 +389,7 @@ impl Dcqcn {
         Dcqcn { clamp_tgt_rate_after_time_inc, ..self }
     }
 
-    /// Fails on the first parameter that is out of its range, for a port of `line_rate` bit/s.
+    /// Fails on the first parameter out of range, for a port of `line_rate` bit/s.
     pub(crate) fn check(&self, line_rate: u64) -> Result<(), Error> {
         check_line_rate(line_rate)?;
         for Parameter { name, unit, get, range: (least, most), .. } in PARAMETERS {
@@ -484,7 +482,7 @@ impl fmt::Display for CongestionControl {
 impl FromStr for CongestionControl {
     type Err = Error;
 
-    /// `off`; or a preset and changes to it; or changes alone, to the preset `paper`.
+    /// `off`; or a preset and changes to it; or only changes, to the preset `paper`.
     fn from_str(text: &str) -> Result<CongestionControl, Error> {
         if text == "off" {
             return Ok(CongestionControl::Off);

@@ -1,5 +1,5 @@
-//! What two ends must tell each other before a queue pair of one is connected to a queue pair of the other. How it
-//! travels is theirs: as text, as bytes, or through serde (feature `serde`).
+//! The data that two ends exchange to connect their queue pairs, by a connection of their own: as text, as bytes, or through
+//! serde (feature `serde`).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,9 +10,9 @@ use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 use crate::verbs::number::number;
 use crate::verbs::{Error, MAX_RD_ATOMIC};
 
-/// One end of a connection that is to be: what [`Context::endpoint`](crate::Context::endpoint) says of a queue pair,
-/// and [`Context::handshake`](crate::Context::handshake) wants to know of the peer's. What no end can be, such as QPN 1 or
-/// `rd_atomic` 129, can be set and written, but is refused when text or bytes are read.
+/// One end of a connection: [`Context::endpoint`](crate::Context::endpoint) returns it for a queue pair, and
+/// [`Context::handshake`](crate::Context::handshake) takes both ends. Invalid values, such as QPN 1 or `rd_atomic` 129, can be
+/// set and written, but are refused when text or bytes are parsed.
 ///
 /// ```
 /// # use ferroce::*;
@@ -29,13 +29,13 @@ use crate::verbs::{Error, MAX_RD_ATOMIC};
 #[must_use]
 #[non_exhaustive]
 pub struct Endpoint {
-    /// Where its packets come from and go to.
+    /// Its address.
     pub gid: Gid,
     /// The queue pair.
     pub qpn: Qpn,
     /// The PSN of its first request.
     pub psn: Psn,
-    /// The largest path MTU that it can use; the connection takes the smaller of both.
+    /// The largest path MTU that it can use; the connection uses the smaller of both.
     pub path_mtu: PathMtu,
     /// READs and atomics that the peer may have outstanding there.
     pub rd_atomic: u8,
@@ -48,7 +48,7 @@ impl Endpoint {
     /// Bytes of [`to_bytes`](Endpoint::to_bytes).
     pub const LEN: usize = 28;
 
-    /// An end whose values come from elsewhere: a path MTU of 1024, 16 READs and atomics.
+    /// An end with these values, a path MTU of 1024, and 16 READs and atomics.
     pub fn new(gid: Gid, qpn: Qpn, psn: Psn) -> Endpoint {
         Endpoint { gid, qpn, psn, path_mtu: PathMtu::Mtu1024, rd_atomic: 16 }
     }
@@ -77,7 +77,7 @@ impl Endpoint {
     /// The reverse of [`to_bytes`](Endpoint::to_bytes).
     ///
     /// # Errors
-    /// [`Error::Invalid`], which names the value and what would be right.
+    /// [`Error::Invalid`], which names the value and the valid ones.
     pub fn from_bytes(bytes: &[u8]) -> Result<Endpoint, Error> {
         let wrong = |value: &dyn fmt::Display, expected: &str| Error::invalid("endpoint", value, expected);
         let Ok(bytes) = <&[u8; Endpoint::LEN]>::try_from(bytes) else {
@@ -100,7 +100,7 @@ impl Endpoint {
     }
 }
 
-/// Refuses what no end can be.
+/// Refuses invalid values.
 fn checked(gid: Gid, qpn: u32, psn: u32, path_mtu: PathMtu, rd_atomic: u32) -> Result<Endpoint, Error> {
     let wrong = |value: String, expected: String| Err(Error::invalid("endpoint", value, expected));
     if !(2..0x00ff_ffff).contains(&qpn) {
@@ -143,7 +143,7 @@ impl FromStr for Endpoint {
         let Some([qpn, psn, mtu, rd_atomic]) = numbers else {
             return Err(Error::invalid("endpoint", text, SHAPE));
         };
-        // More than 32 bits are too many of each.
+        // No value has more than 32 bits.
         let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         let Ok(path_mtu) = PathMtu::try_from(number(mtu)) else {
             return Err(Error::invalid(

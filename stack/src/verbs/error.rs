@@ -12,56 +12,56 @@ use ferroce_wire::{Gid, PathMtu, Qpn};
 
 use crate::verbs::{Access, Feature, GidEntry, Handle, QpState, Unreachable, WcOpcode, WcStatus};
 
-/// Why a verb was refused. A refused verb changes nothing. The text names the value and what would be right;
-/// [`manual::errors`](crate::manual::errors) has cause and remedy of each.
+/// Why a verb failed. A verb that fails changes nothing. The text names the value and the valid ones;
+/// [`manual::errors`](crate::manual::errors) has cause and remedy of each error.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The handle names no object of this context any more.
     #[error("{kind} {handle} does not exist (destroyed, or of another context)")]
     InvalidHandle {
-        /// What it should have been: `QP`, `CQ`, ...
+        /// The expected kind: `QP`, `CQ`, ...
         kind: &'static str,
         /// The handle.
         handle: String,
     },
-    /// All that were configured are in use.
+    /// All configured objects of this kind are in use.
     #[error("all {limit} {kind}s of this context are in use; raise {setting} in its Config")]
     Exhausted {
-        /// Objects of which kind.
+        /// The kind of objects.
         kind: &'static str,
-        /// How many there can be.
+        /// The limit.
         limit: usize,
         /// The setting of [`Config`](crate::Config).
         setting: &'static str,
     },
-    /// Others depend on the object.
+    /// Other objects or outstanding work depend on the object.
     #[error("{kind} {handle} is in use by {users}")]
     Busy {
         /// What it is.
         kind: &'static str,
         /// The handle.
         handle: String,
-        /// By whom, in words.
+        /// The users, in words.
         users: String,
     },
-    /// An attribute is outside its range.
+    /// An attribute is out of range.
     #[error("{attribute} = {value}: {expected}")]
     Invalid {
         /// The attribute.
         attribute: &'static str,
         /// Its value.
         value: String,
-        /// What would be right.
+        /// The valid values.
         expected: String,
     },
-    /// A device whose memory is used, or is to be.
+    /// A GPU refused a call.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// Access rights that do not go together.
+    /// Access rights that can't be combined.
     #[error("access {access:?}: {reason}")]
     Access {
-        /// The rights asked for.
+        /// The requested rights.
         access: Access,
         /// What is missing.
         reason: &'static str,
@@ -71,7 +71,7 @@ pub enum Error {
     State {
         /// The number of the queue pair.
         qpn: Qpn,
-        /// What was tried.
+        /// The operation.
         verb: &'static str,
         /// The state it is in.
         state: QpState,
@@ -86,19 +86,19 @@ pub enum Error {
         /// Its depth.
         depth: u32,
     },
-    /// The interface is too small for the path MTU.
+    /// The interface's MTU is too small for the path MTU.
     #[error("path MTU {path_mtu} needs an interface MTU of {needed}, '{interface}' has {mtu}")]
     PathMtu {
-        /// What was asked for.
+        /// The requested path MTU.
         path_mtu: PathMtu,
         /// The L3 MTU that it needs, in bytes.
         needed: u32,
         /// The interface.
         interface: String,
-        /// What it has.
+        /// The interface's MTU.
         mtu: u32,
     },
-    /// The two ends of a path speak different protocols.
+    /// The two ends of a path have different IP versions.
     #[error(
         "sgid_index = {index}: the index of a GID of the same IP version as the destination {}; {index} is {}, and \
          the GID table has {}",
@@ -114,10 +114,10 @@ pub enum Error {
         /// The port's GID table.
         gids: Vec<GidEntry>,
     },
-    /// The backend cannot do this; nothing is emulated in silence.
+    /// The backend can't do this; nothing is silently emulated.
     #[error("not supported by this backend: {0}")]
     Unsupported(Feature),
-    /// A region's memory can't be reached so.
+    /// A region's memory can't be accessed like this.
     #[error("MR {handle}: {source}")]
     Region {
         /// The region's handle.
@@ -125,7 +125,7 @@ pub enum Error {
         /// Why.
         source: MemoryError,
     },
-    /// The operating system gave no memory.
+    /// The operating system refused memory.
     #[error("memory: {0}")]
     Memory(#[from] io::Error),
     /// The socket for [`Context::export`](crate::Context::export) could not be opened.
@@ -136,13 +136,13 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The operating system gave no thread.
+    /// The operating system refused a thread.
     #[error("thread: {0}")]
     Thread(io::Error),
-    /// The operating system could not wait for a completion channel.
+    /// Waiting for a completion channel failed in the operating system.
     #[error("waiting for a completion channel: {0}")]
     Wait(io::Error),
-    /// A completion channel has no completion queue, so none of its events can come.
+    /// A completion channel has no completion queue, so it can have no events.
     #[error(
         "the completion channel has no completion queue: all were destroyed, or are gone with their context, \
          or none was created on it"
@@ -156,7 +156,7 @@ pub enum Error {
         /// The verb.
         verb: &'static str,
     },
-    /// The runner of a handle has ended. Commands that it has not carried out come back by
+    /// The runner of a handle has ended. Commands that it did not execute are returned by
     /// [`RunnerHandle::poll`](crate::RunnerHandle::poll).
     #[error("the runner has ended: {reason}")]
     RunnerEnded {
@@ -166,20 +166,20 @@ pub enum Error {
     /// A peer can't be reached, or does not answer.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// A peer rejects a connection, or the search for a datagram service.
+    /// A peer rejected a connection, or the search for a datagram service.
     #[error("{peer} rejects the request: {}", rejection(*peer, *reason))]
     Rejected {
-        /// The peer, with the port that was asked for.
+        /// The peer, with the requested port.
         peer: SocketAddr,
         /// Why; for a search the status of the SIDR reply.
         reason: RejectReason,
     },
-    /// A verb that waits for its end did not see it in time.
+    /// A blocking verb timed out.
     #[error("{what} takes longer than {timeout:?}")]
     TimedOut {
-        /// What was waited for.
+        /// The awaited result.
         what: String,
-        /// How long.
+        /// The timeout.
         timeout: Duration,
     },
     /// A work request did not succeed ([`WorkCompletion::ok`](crate::WorkCompletion::ok)). Verbs do not return it.
@@ -187,11 +187,11 @@ pub enum Error {
     Completion {
         /// The number of the queue pair.
         qpn: Qpn,
-        /// What the work request was posted with.
+        /// The `wr_id` of the work request.
         wr_id: u64,
-        /// What it was.
+        /// Its kind.
         opcode: WcOpcode,
-        /// How it ended.
+        /// Its status.
         status: WcStatus,
     },
     /// The driver failed or refused.
@@ -199,7 +199,7 @@ pub enum Error {
     Driver(#[from] ferroce_driver::Error),
 }
 
-/// What makes room in a queue.
+/// How to free entries of a queue.
 fn room(queue: &str) -> &'static str {
     match queue {
         "send" => "Context::poll frees an entry when its work request ends and its CQ has room (poll_cq)",
@@ -235,7 +235,7 @@ impl Error {
         Error::Export { path: path.to_owned(), source }
     }
 
-    /// A system call that waiting by file descriptor takes has failed.
+    /// A system call for waiting by file descriptor failed.
     pub(crate) fn waiting(interface: &str, source: io::Error) -> Error {
         let interface = interface.to_owned();
         ferroce_driver::Error::Os { what: "waiting by file descriptor", interface, source }.into()
@@ -254,10 +254,10 @@ impl Error {
     }
 }
 
-/// Bytes of a value that an error names at most.
+/// The most bytes of a value that an error quotes.
 const VALUE_MAX: usize = 200;
 
-/// A value may be anybody's text: control characters are escaped, and of a long one the start is told.
+/// A value may be untrusted text: control characters are escaped, and a long one is truncated.
 fn printable(value: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.into() };
     let fits = value.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= VALUE_MAX);
@@ -266,12 +266,12 @@ fn printable(value: &str) -> String {
     start.chars().map(escape).chain([rest]).collect()
 }
 
-/// A list of work requests of which one was refused.
+/// One work request of a list was refused.
 #[derive(thiserror::Error)]
 #[error("after {posted} work requests that were posted: {source}")]
 #[non_exhaustive]
 pub struct PostError {
-    /// How many are posted: the index of the one that was refused.
+    /// How many were posted: the index of the refused one.
     pub posted: usize,
     /// Why.
     pub source: Error,
@@ -290,12 +290,12 @@ impl From<PostError> for Error {
     }
 }
 
-/// A refused registration or exchange, with the memory that was to be registered.
+/// A refused registration or exchange. It returns the memory.
 #[derive(thiserror::Error)]
 #[error("{source}")]
 #[non_exhaustive]
 pub struct RegisterError {
-    /// Given back.
+    /// The memory.
     pub memory: Memory,
     /// Why.
     pub source: Error,

@@ -2,72 +2,72 @@ use ferroce_wire::{Gid, PKey};
 
 use crate::verbs::{Ah, Cq, Qp, Srq, Unreachable};
 
-/// Something that happened outside any work completion. [`manual::errors`](crate::manual::errors) says what to do about each.
+/// An event that no work completion reports. [`manual::errors`](crate::manual::errors) says what to do about each.
 ///
-/// The verbs make an application acknowledge each event before it may destroy the object; here
-/// events name objects by handle, and a handle that outlives its object is refused, so there is
-/// nothing to acknowledge. The events of a destroyed object are forgotten.
+/// The verbs make an application acknowledge each event before it may destroy the object; here events name objects by handle, and
+/// a handle that outlives its object is refused, so there is nothing to acknowledge. The events of a destroyed object are
+/// discarded.
 ///
-/// Each kind of event waits once for each object until it is read ([`Context::next_event`](crate::Context::next_event),
-/// [`next_event_of`](crate::Context::next_event_of)). If it occurs again before that, the two are one event, and a counter
-/// counts both. So there is always room, and no event is lost.
+/// Each kind of event is pending at most once per object until it is read ([`Context::next_event`](crate::Context::next_event),
+/// [`next_event_of`](crate::Context::next_event_of)). If it occurs again before that, the two are one event, and a counter counts
+/// both. So no event is lost for lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// A completion arrived in a CQ that was armed; it is disarmed now.
+    /// A completion was added to an armed CQ, which is now disarmed.
     Completion(Cq),
-    /// A completion did not fit into the CQ; the QP that it was for is in the error state.
+    /// A completion did not fit into the CQ; its QP is in the error state.
     CqErr(Cq),
-    /// A QP failed without a work request that could say so: its completion found no room in a CQ, or a copy of a GPU
-    /// has failed, to which a WRITE or from which a READ of the peer was.
+    /// A QP failed and no work request reports it: its completion did not fit into a CQ, or a GPU copy for a WRITE or READ of the
+    /// peer failed.
     QpFatal(Qp),
-    /// The next hop to a QP's peer was looked for in vain, and the QP is in the error state. Its oldest send
-    /// completed with `RetryExcErr`, everything behind it was flushed.
+    /// The next hop to a QP's peer was not found, and the QP is in the error state. Its oldest send completed with `RetryExcErr`,
+    /// all later ones were flushed.
     QpUnreachable {
         /// The QP.
         qp: Qp,
-        /// Why there is no way to its peer.
+        /// Why its peer can't be reached.
         reason: Unreachable,
     },
-    /// The next hop of an address handle was looked for in vain. Datagrams that are posted with it complete with
-    /// `RetryExcErr`, and their QP is in SQE then.
+    /// The next hop of an address handle was not found. Datagrams posted with it complete with `RetryExcErr`, which moves their
+    /// QP to SQE.
     AhUnreachable {
         /// The address handle.
         ah: Ah,
-        /// Why there is no way.
+        /// Why it can't be reached.
         reason: Unreachable,
     },
-    /// A peer sent a request that the QP does not allow, and the QP is in the error state. The request had not taken a
-    /// receive, so no work completion reports the error.
+    /// A peer sent a request that the QP does not allow, and the QP is in the error state. The request used no receive, so no
+    /// work completion reports the error.
     QpReqErr(Qp),
-    /// A peer named memory that it may not reach, and the QP is in the error state. The request had not taken a receive, so
-    /// no work completion reports the error.
+    /// A peer's request was an access violation, and the QP is in the error state. The request used no receive, so no work
+    /// completion reports the error.
     QpAccessErr(Qp),
-    /// The first packet came to a QP that is ready to receive but not yet to send.
+    /// A QP that is ready to receive but not yet to send received its first packet.
     CommEst(Qp),
-    /// A draining QP has finished the messages that it had started.
+    /// A draining QP has completed the messages that it had started.
     SqDrained(Qp),
-    /// A QP with an SRQ has failed, and takes nothing more from it.
+    /// A QP with an SRQ has failed, and uses no more receives from it.
     QpLastWqeReached(Qp),
-    /// The RNIC has failed or was removed. All that was posted is flushed, and [`poll`](crate::Context::poll) fails from now on.
+    /// The RNIC has failed or was removed. All posted work is flushed, and [`poll`](crate::Context::poll) fails from now on.
     DeviceFatal,
-    /// An SRQ has fewer receives than its limit; the limit is off now.
+    /// An SRQ has fewer receives than its limit; the limit is now off.
     SrqLimitReached(Srq),
-    /// A packet was dropped, or a request of the connection manager refused, for a partition that is not
-    /// its receiver's. One such event waits at a time, whatever comes meanwhile; `rx_pkey_mismatch` counts
-    /// the packets. (The P_Key table is the application's own, so that nothing tells it of changes.)
+    /// A packet was dropped, or a request of the connection manager refused, because its partition is not the receiver's. At most
+    /// one such event is pending; `rx_pkey_mismatch` counts the packets. (The application itself changes the P_Key table, so
+    /// there are no events for changes.)
     PkeyViolation {
-        /// The queue pair that it was for; `None` for QP1 and multicast groups.
+        /// The destination queue pair; `None` for QP1 and multicast groups.
         qp: Option<Qp>,
-        /// The key that it named.
+        /// Its P_Key.
         pkey: PKey,
-        /// Whose address it came from.
+        /// Its source address.
         source: Gid,
     },
 }
 
 impl Event {
-    /// What it happened to.
+    /// The object of the event.
     pub fn source(&self) -> EventSource {
         match *self {
             Event::Completion(cq) | Event::CqErr(cq) => EventSource::Cq(cq),
@@ -85,7 +85,7 @@ impl Event {
     }
 }
 
-/// What an [`Event`] happens to; of a [`Qp`], [`Cq`], [`Srq`] or [`Ah`] by `into()`.
+/// The object of an [`Event`]; a [`Qp`], [`Cq`], [`Srq`] or [`Ah`] converts to it with `into()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventSource {

@@ -1,8 +1,8 @@
-//! What a backend or a port may lack.
+//! Features that a backend or a port may lack.
 
 use std::fmt;
 
-/// What [`Error::Unsupported`](crate::Error::Unsupported) says is not there. Nothing is emulated in its place.
+/// The feature that [`Error::Unsupported`](crate::Error::Unsupported) names as missing. There is no emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
@@ -10,7 +10,7 @@ pub enum Feature {
     Flush,
     /// ATOMIC WRITE: off in the [`Config`](crate::Config).
     AtomicWrite,
-    /// RoCE v1, on a port whose packets are UDP's.
+    /// RoCE v1, on a UDP socket.
     RoceV1,
     /// Another address, on a port that is a socket.
     SecondAddress,
@@ -28,17 +28,17 @@ pub enum Feature {
     Exchange,
     /// Selective repeat, with an RNIC.
     SelectiveRepeat,
-    /// Congestion control by settings of ours, with an RNIC.
+    /// Congestion control configured by ferroce, with an RNIC.
     CongestionControl,
-    /// A window of a queue pair, with an RNIC.
+    /// The window of a queue pair ([`QpConfig::window`](crate::QpConfig::window)), with an RNIC.
     Window,
-    /// Requests that are dropped in place of an access error, with an RNIC.
+    /// Dropping requests instead of an access error, with an RNIC.
     DropAccessErrors,
-    /// A next hop that the application chooses, with an RNIC.
+    /// A next hop chosen by the application, with an RNIC.
     ChosenNextHop,
     /// Atomics to and from memory of a device.
     AtomicsOfDevice,
-    /// AF_XDP: left out of this build.
+    /// AF_XDP: not in this build.
     AfXdp,
 }
 

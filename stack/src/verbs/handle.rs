@@ -1,7 +1,6 @@
-//! Objects by handle: an index and a generation, so that a handle to a destroyed object is known
-//! as such and never names its successor. The generations of a context start at a random number, or at one of its
-//! [`Config::seed`](crate::Config::seed): a handle of another context is refused as well, unless both have the same seed (or
-//! once in 2³² times).
+//! Handles: an index and a generation, so a handle of a destroyed object is recognised and never names its successor. The
+//! generations of a context start at a random number, or at one of its [`Config::seed`](crate::Config::seed): a handle of another
+//! context is refused as well, unless both have the same seed (or once in 2³² times).
 
 use std::fmt;
 use std::ops::Range;
@@ -57,7 +56,7 @@ pub struct Cq(pub(crate) Handle);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Srq(pub(crate) Handle);
 
-/// An address handle: the way to a peer, for datagrams.
+/// An address handle: the path to a peer, for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ah(pub(crate) Handle);
 
@@ -66,6 +65,6 @@ pub struct Ah(pub(crate) Handle);
 pub struct Qp(pub(crate) Handle);
 
 impl Qp {
-    /// Names no queue pair: no context has so many.
+    /// Names no queue pair: no context has this many.
     pub(crate) const NONE: Qp = Qp(Handle { index: u32::MAX, generation: u32::MAX });
 }

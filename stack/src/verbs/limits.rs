@@ -1,9 +1,9 @@
-//! What the standard bounds.
+//! Limits of the standard.
 
-/// Bytes of the longest message: 2³¹, as the standard has it.
+/// Bytes of the longest message: 2³¹, as in the standard.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
 
-/// The most READs and atomics that a queue pair has outstanding, each way.
+/// The most READs and atomics that a queue pair has outstanding, in each direction.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
 /// Completions of the largest completion queue.

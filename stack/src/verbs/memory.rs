@@ -6,8 +6,7 @@ use ferroce_wire::RKey;
 use crate::verbs::endpoint::fields;
 use crate::verbs::{Error, RemoteAddress};
 
-/// What a peer must know to reach a region or a window. It travels as text, as bytes, or through serde (feature
-/// `serde`).
+/// The data that a peer needs to access a region or a window, as text, as bytes, or through serde (feature `serde`).
 ///
 /// ```
 /// # use ferroce::*;
@@ -71,7 +70,7 @@ impl RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Fails where no region can be.
+    /// Fails if no region can have these values.
     fn checked(self) -> Result<RemoteMemory, Error> {
         if self.addr.checked_add(self.length.saturating_sub(1)).is_none() {
             return Err(Error::invalid("remote memory", self, "addr + length of at most 2^64"));

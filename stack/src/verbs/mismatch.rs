@@ -1,4 +1,4 @@
-//! What the two ends of a connection were told differently, as far as a packet shows it.
+//! Configuration mismatches of the two ends of a connection, as far as a packet reveals them.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use ferroce_wire::{Opcode, PathMtu};
 
 use crate::verbs::QpType;
 
-/// What a packet showed about how its sender was set up: otherwise than the queue pair that it came to.
+/// A mismatch between the configuration of a packet's sender and that of the queue pair that received it.
 ///
-/// Neither end can know it beforehand. It is kept for the application to say when work fails, by
-/// [`Context::mismatches`](crate::Context::mismatches).
+/// Neither end can know it in advance. An application can report it when work fails
+/// ([`Context::mismatches`](crate::Context::mismatches)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -20,7 +20,7 @@ pub enum Mismatch {
         /// Of the queue pair.
         qp_type: QpType,
     },
-    /// The payload does not fit its place in a message at the queue pair's path MTU.
+    /// The payload's length does not fit the packet's position in a message at the queue pair's path MTU.
     PathMtu {
         /// Of the packet.
         packet: Opcode,
@@ -29,7 +29,7 @@ pub enum Mismatch {
         /// Of the queue pair.
         path_mtu: PathMtu,
     },
-    /// The queue pair was not given the right to the operation.
+    /// The queue pair does not allow the operation.
     Access {
         /// Of the packet.
         packet: Opcode,

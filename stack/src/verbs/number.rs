@@ -1,4 +1,4 @@
-//! Numbers in text. What `str::parse` takes beside them, a sign, they have not.
+//! Numbers in text. Unlike with `str::parse`, a sign is refused.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ pub(crate) fn decimal<T: FromStr>(text: &str) -> Option<T> {
     if text.starts_with('+') { None } else { text.parse().ok() }
 }
 
-/// A decimal number, or a hexadecimal one behind `0x`.
+/// A decimal number, or a hexadecimal one after `0x`.
 pub(crate) fn number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(digits) if digits.starts_with('+') => None,

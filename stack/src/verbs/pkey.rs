@@ -4,8 +4,8 @@ use ferroce_wire::{PKEY_DEFAULT, PKey};
 
 use crate::verbs::{Error, Port};
 
-/// The P_Keys of a port: at first the default one alone, as RoCEv2 has it. An index stays what it is; a row
-/// that was removed holds 0, which is nobody's key.
+/// The P_Keys of a port: initially only the default one, as in RoCEv2. Indices do not change; a removed row holds 0, which is no
+/// valid key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PkeyTable {
     rows: Vec<PKey>,
@@ -21,7 +21,7 @@ impl PkeyTable {
         PkeyTable { rows }
     }
 
-    /// As a card has it.
+    /// The table of a card.
     pub(crate) fn of(rows: impl Iterator<Item = PKey>) -> PkeyTable {
         PkeyTable { rows: rows.take(PkeyTable::MAX).collect() }
     }
@@ -80,7 +80,7 @@ impl PkeyTable {
 }
 
 impl Port {
-    /// The key at an index that somebody has named.
+    /// The key at an index from a caller.
     pub(crate) fn pkey(&self, index: usize) -> Result<PKey, Error> {
         self.pkeys.get(index).ok_or_else(|| {
             let rows: Vec<String> =

@@ -39,34 +39,34 @@ impl QpType {
 pub struct QpConfig {
     /// The transport service.
     pub qp_type: QpType,
-    /// Where its memory must be registered.
+    /// Its protection domain.
     pub pd: Pd,
-    /// Where sends complete.
+    /// The completion queue of sends.
     pub send_cq: Cq,
-    /// Where receives complete.
+    /// The completion queue of receives.
     pub recv_cq: Cq,
-    /// RC and UD: where receives are taken from, in place of a receive queue of its own.
+    /// RC and UD: the shared receive queue, instead of a receive queue of its own.
     pub srq: Option<Srq>,
     /// Outstanding sends, 1 to 65536; rounded up to a power of two.
     pub max_send_wr: u32,
     /// Outstanding receives, likewise; unused with an SRQ.
     pub max_recv_wr: u32,
-    /// Pieces of a send, 1 to 32.
+    /// SGEs of a send, 1 to 32.
     pub max_send_sge: u8,
-    /// Pieces of a receive, 1 to 32; unused with an SRQ.
+    /// SGEs of a receive, 1 to 32; unused with an SRQ.
     pub max_recv_sge: u8,
     /// Bytes that a send may carry inline, at most 4096.
     pub max_inline_data: u32,
     /// Every send completes with a work completion, as if it were flagged so.
     pub signal_all: bool,
-    /// The congestion control that it obeys as a sender; `None` for that of the [`Config`](crate::Config).
+    /// Its congestion control as a sender; `None` for that of the [`Config`](crate::Config).
     pub congestion: Option<CongestionControl>,
-    /// Packets that it may have unacknowledged, 1 to the window of the [`Config`](crate::Config), which is the default.
+    /// The most unacknowledged packets, 1 to the window of the [`Config`](crate::Config), which is the default.
     pub window: Option<u32>,
 }
 
 impl QpConfig {
-    /// A queue pair with one CQ, 128 sends and receives of 4 pieces, and 64 bytes inline.
+    /// A queue pair with one CQ, 128 sends and receives of 4 SGEs, and 64 bytes inline.
     pub fn new(qp_type: QpType, pd: Pd, cq: Cq) -> QpConfig {
         QpConfig {
             qp_type,
@@ -85,32 +85,32 @@ impl QpConfig {
         }
     }
 
-    /// An RC queue pair, as [`new`](QpConfig::new) has it.
+    /// An RC queue pair; see [`new`](QpConfig::new).
     pub fn rc(pd: Pd, cq: Cq) -> QpConfig {
         QpConfig::new(QpType::Rc, pd, cq)
     }
 
-    /// A UC queue pair, as [`new`](QpConfig::new) has it.
+    /// A UC queue pair; see [`new`](QpConfig::new).
     pub fn uc(pd: Pd, cq: Cq) -> QpConfig {
         QpConfig::new(QpType::Uc, pd, cq)
     }
 
-    /// A UD queue pair, as [`new`](QpConfig::new) has it.
+    /// A UD queue pair; see [`new`](QpConfig::new).
     pub fn ud(pd: Pd, cq: Cq) -> QpConfig {
         QpConfig::new(QpType::Ud, pd, cq)
     }
 
-    /// Where sends complete, apart from receives.
+    /// A separate completion queue for sends.
     pub fn send_cq(self, send_cq: Cq) -> Self {
         QpConfig { send_cq, ..self }
     }
 
-    /// Where receives complete, apart from sends.
+    /// A separate completion queue for receives.
     pub fn recv_cq(self, recv_cq: Cq) -> Self {
         QpConfig { recv_cq, ..self }
     }
 
-    /// RC and UD: takes receives from a shared receive queue; by default it has one of its own.
+    /// RC and UD: uses a shared receive queue; by default the queue pair has a receive queue of its own.
     pub fn srq(self, srq: impl Into<Option<Srq>>) -> Self {
         QpConfig { srq: srq.into(), ..self }
     }
@@ -125,12 +125,12 @@ impl QpConfig {
         QpConfig { max_recv_wr, ..self }
     }
 
-    /// Pieces of a send, 1 to 32; 4 by default.
+    /// SGEs of a send, 1 to 32; 4 by default.
     pub fn max_send_sge(self, max_send_sge: u8) -> Self {
         QpConfig { max_send_sge, ..self }
     }
 
-    /// Pieces of a receive, 1 to 32; 4 by default.
+    /// SGEs of a receive, 1 to 32; 4 by default.
     pub fn max_recv_sge(self, max_recv_sge: u8) -> Self {
         QpConfig { max_recv_sge, ..self }
     }
@@ -145,12 +145,12 @@ impl QpConfig {
         QpConfig { signal_all, ..self }
     }
 
-    /// The congestion control that it obeys as a sender; that of the [`Config`](crate::Config) by default.
+    /// Its congestion control as a sender; that of the [`Config`](crate::Config) by default.
     pub fn congestion(self, congestion: impl Into<Option<CongestionControl>>) -> Self {
         QpConfig { congestion: congestion.into(), ..self }
     }
 
-    /// Packets that it may have unacknowledged; as many as the [`Config`](crate::Config) says by default.
+    /// The most unacknowledged packets; the window of the [`Config`](crate::Config) by default.
     pub fn window(self, window: impl Into<Option<u32>>) -> Self {
         QpConfig { window: window.into(), ..self }
     }
@@ -188,8 +188,7 @@ pub enum QpState {
     Rts,
     /// Send queue drained or draining.
     Sqd,
-    /// A send of a UC or UD queue pair failed here, before it left; later ones are flushed,
-    /// receiving goes on.
+    /// A send of a UC or UD queue pair failed locally; later ones are flushed, and it still receives.
     Sqe,
     /// Failed; all work is flushed.
     Error,
@@ -199,7 +198,7 @@ impl QpState {
     pub(crate) const ALL_BUT_RESET: [QpState; 6] =
         [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
 
-    /// As metrics have it.
+    /// The name in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             QpState::Reset => "reset",

@@ -7,16 +7,16 @@ use crate::verbs::{Error, Pd};
 #[must_use]
 #[non_exhaustive]
 pub struct SrqConfig {
-    /// Where the memory of its receives must be registered.
+    /// The protection domain of its receives.
     pub pd: Pd,
     /// Outstanding receives, 1 to 65536; rounded up to a power of two.
     pub max_wr: u32,
-    /// Pieces of a receive, 1 to 32.
+    /// SGEs of a receive, 1 to 32.
     pub max_sge: u8,
 }
 
 impl SrqConfig {
-    /// 128 receives of 4 pieces, as a queue pair has.
+    /// 128 receives of 4 SGEs, as for a queue pair.
     pub fn new(pd: Pd) -> SrqConfig {
         SrqConfig { pd, max_wr: 128, max_sge: 4 }
     }
@@ -26,7 +26,7 @@ impl SrqConfig {
         SrqConfig { max_wr, ..self }
     }
 
-    /// Pieces of a receive, 1 to 32; 4 by default.
+    /// SGEs of a receive, 1 to 32; 4 by default.
     pub fn max_sge(self, max_sge: u8) -> Self {
         SrqConfig { max_sge, ..self }
     }

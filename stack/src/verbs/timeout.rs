@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-/// The longest that there is.
+/// The longest timeout.
 const LONGEST: u8 = 31;
 
-/// The time that an exponent stands for.
+/// The time of an exponent.
 pub(crate) fn time_of(exponent: u8) -> Duration {
     Duration::from_nanos(4096 << exponent.min(LONGEST))
 }
 
-/// The exponent of the shortest timeout that is no shorter than `time`; of the longest one if all are. 0 stands for
-/// no time.
+/// The exponent of the shortest timeout that is at least `time`; that of the longest one if none is. 0 is for a time of zero.
 pub(crate) fn exponent_of(time: Duration) -> u8 {
     if time.is_zero() {
         return 0;

@@ -1,5 +1,5 @@
-//! How a queue pair moves from state to state (docs/protocol.md §6). The type of a transition says what
-//! it requires; what it may bring besides is an update of its own.
+//! How a queue pair moves from state to state (docs/protocol.md §6). The type of a transition has its required attributes;
+//! optional attributes are a separate update.
 
 use std::time::Duration;
 
@@ -7,23 +7,21 @@ use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
 
 use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState, exponent_of, time_of};
 
-/// A move from state to state, with all that the move requires and nothing else.
-/// [`Context::modify_qp`](crate::Context::modify_qp) has an example.
+/// A transition between states, with its required attributes. [`Context::modify_qp`](crate::Context::modify_qp) has an example.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Transition {
     /// RC and UC, RESET → INIT, or INIT → INIT. The P_Key is the first of the port's table; another one is
     /// [`QpUpdate::pkey_index`].
     Init {
-        /// What the peer may do through this queue pair: any of [`REMOTE_WRITE`](Access::REMOTE_WRITE),
+        /// The rights of the peer through this queue pair: any of [`REMOTE_WRITE`](Access::REMOTE_WRITE),
         /// [`REMOTE_READ`](Access::REMOTE_READ), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) and
-        /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL). The other bits have no effect here. The rights of the region are checked
-        /// too.
+        /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL). The other bits have no effect here. The rights of the region are checked too.
         access: Access,
     },
     /// UD, RESET → INIT, or INIT → INIT; the P_Key as for `Init`.
     InitDatagram {
-        /// What datagrams to this queue pair must carry.
+        /// The Q_Key that datagrams to this queue pair must carry.
         qkey: u32,
     },
     /// RC, INIT → RTR.
@@ -39,12 +37,11 @@ pub enum Transition {
         /// The PSN of the first packet.
         sq_psn: Psn,
     },
-    /// RTS → SQD: finish what is started, start nothing, then
-    /// [`Event::SqDrained`](crate::Event::SqDrained).
+    /// RTS → SQD: complete started sends, start no others, then raise [`Event::SqDrained`](crate::Event::SqDrained).
     Drain,
-    /// SQD → RTS, once it is drained; SQE → RTS.
+    /// SQD → RTS, after it has drained; SQE → RTS.
     Resume,
-    /// INIT, RTS and SQD (drained) to themselves: what may change there.
+    /// INIT, RTS and SQD (drained) to themselves: the attributes that may change there.
     Update(QpUpdate),
     /// Any but RESET → ERR: all work is flushed.
     Error,
@@ -52,12 +49,12 @@ pub enum Transition {
     Reset,
 }
 
-/// What an RC queue pair must know to receive. [`Context::modify_qp`](crate::Context::modify_qp) has an example.
+/// The attributes for an RC queue pair to receive. [`Context::modify_qp`](crate::Context::modify_qp) has an example.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct ReadyToReceive {
-    /// The way to the peer.
+    /// The path to the peer.
     pub address: AddressVector,
     /// Payload of a full packet, the same at both ends.
     pub path_mtu: PathMtu,
@@ -67,21 +64,20 @@ pub struct ReadyToReceive {
     pub rq_psn: Psn,
     /// READs and atomics that the peer may have outstanding here, at most 128.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer is asked to wait when there is no receive for its message.
+    /// The RNR timer: how long a peer waits if there is no receive for its message.
     pub min_rnr_timer: RnrTimer,
-    /// Selective repeat in place of go-back-N: the peer is a ferroce too, and both ends have told
-    /// each other that they want it. Any other peer would not understand. A READ whose response was lost is carried
-    /// out again, later than READs behind it: one that must not see older memory than the one before needs a
-    /// [fence](crate::SendFlags::fence).
+    /// Selective repeat instead of go-back-N: only if the peer is ferroce too and both ends set it. Other peers do not support
+    /// it. A READ whose response was lost is executed again, after READs that were posted later: a READ that must not see older
+    /// memory than the one before it needs a [fence](crate::SendFlags::fence).
     pub selective_repeat: bool,
 }
 
-/// What a UC queue pair must know to receive.
+/// The attributes for a UC queue pair to receive.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]
 pub struct UnreliablePath {
-    /// The way to the peer.
+    /// The path to the peer.
     pub address: AddressVector,
     /// Payload of a full packet, the same at both ends.
     pub path_mtu: PathMtu,
@@ -91,7 +87,7 @@ pub struct UnreliablePath {
     pub rq_psn: Psn,
 }
 
-/// What an RC queue pair must know to send.
+/// The attributes for an RC queue pair to send.
 ///
 /// ```
 /// # use ferroce::*;
@@ -112,13 +108,12 @@ pub struct ReadyToSend {
     pub retry_count: u8,
     /// Retries after RNR NAKs, 0 to 7. 7 means without limit.
     pub rnr_retry: u8,
-    /// READs and atomics outstanding at once, at most 128, and no more than the peer's
-    /// `max_dest_rd_atomic`.
+    /// Outstanding READs and atomics, at most 128, and no more than the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
 }
 
-/// What may change without a change of state; `None` leaves it. An attribute that the service or
-/// the state does not admit is refused, and nothing changes then.
+/// Attributes that may change without a change of state; `None` keeps the value. If the service or the state does not allow an
+/// attribute, the update fails and nothing changes.
 ///
 /// ```
 /// # use ferroce::*;
@@ -133,13 +128,13 @@ pub struct QpUpdate {
     pub access: Option<Access>,
     /// UD, in INIT, RTS and SQD.
     pub qkey: Option<u32>,
-    /// Which P_Key of the port's table; in INIT and SQD. A queue pair has the first, unless told otherwise.
+    /// The index of a P_Key in the port's table, 0 by default; in INIT and SQD.
     pub pkey_index: Option<usize>,
     /// RC, in RTS and SQD.
     pub min_rnr_timer: Option<RnrTimer>,
-    /// RC and UC, in SQD: another way to the same queue pair.
+    /// RC and UC, in SQD: another path to the same queue pair.
     pub address: Option<AddressVector>,
-    /// RC, in SQD: an exponent, as [`ReadyToSend`] has it.
+    /// RC, in SQD: an exponent, as in [`ReadyToSend`].
     pub timeout: Option<u8>,
     /// RC, in SQD.
     pub retry_count: Option<u8>,
@@ -152,7 +147,7 @@ pub struct QpUpdate {
 }
 
 impl Transition {
-    /// Fails on a queue pair of another service than the transition is for.
+    /// Fails if the transition is for another service than the queue pair's.
     pub(crate) fn check_service(&self, service: Service) -> Result<(), Error> {
         let (name, fits, expected) = match self {
             Transition::Init { .. } => {
@@ -210,8 +205,8 @@ impl ReadyToReceive {
         ReadyToReceive { min_rnr_timer, ..self }
     }
 
-    /// Selective repeat, agreed with a peer that is a ferroce too; go-back-N by default. After a loss READs see memory
-    /// in another order than theirs, but behind a [fence](crate::SendFlags::fence).
+    /// Selective repeat, if the peer is ferroce and sets it too; go-back-N by default. After a loss READs are executed out of
+    /// order, except after a [fence](crate::SendFlags::fence).
     pub fn selective_repeat(self, selective_repeat: bool) -> Self {
         ReadyToReceive { selective_repeat, ..self }
     }
@@ -220,7 +215,7 @@ impl ReadyToReceive {
         at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
     }
 
-    /// What it has in common with a UC queue pair's.
+    /// The attributes that UC queue pairs have too.
     pub(crate) fn path(&self) -> UnreliablePath {
         let ReadyToReceive { address, path_mtu, dest_qpn, rq_psn, .. } = *self;
         UnreliablePath { address, path_mtu, dest_qpn, rq_psn }
@@ -240,8 +235,7 @@ impl UnreliablePath {
 }
 
 impl ReadyToSend {
-    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
-    /// end, 16 READs and atomics.
+    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without limit, 16 READs and atomics.
     pub fn new(sq_psn: Psn) -> ReadyToSend {
         ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
     }
@@ -251,8 +245,8 @@ impl ReadyToSend {
         ReadyToSend { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero
-    /// turns the timeout off. (In [`ConnectionParameters`](crate::ConnectionParameters) it means the shortest one.)
+    /// The shortest ACK timeout that is at least `time`: 8.2 µs to 2.4 h, each twice the one before. Zero turns the timeout off.
+    /// (In [`ConnectionParameters`](crate::ConnectionParameters) it means the shortest one.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ReadyToSend { timeout: exponent_of(time), ..self }
     }
@@ -262,17 +256,17 @@ impl ReadyToSend {
         ReadyToSend { retry_count, ..self }
     }
 
-    /// Retries after RNR NAKs, 0 to 7; 7, without end, by default.
+    /// Retries after RNR NAKs, 0 to 7; 7, without limit, by default.
     pub fn rnr_retry(self, rnr_retry: u8) -> Self {
         ReadyToSend { rnr_retry, ..self }
     }
 
-    /// READs and atomics outstanding at once, at most 128; 16 by default.
+    /// Outstanding READs and atomics, at most 128; 16 by default.
     pub fn max_rd_atomic(self, max_rd_atomic: u8) -> Self {
         ReadyToSend { max_rd_atomic, ..self }
     }
 
-    /// The time that `timeout` stands for; `None` if it is off.
+    /// The time of `timeout`; `None` if it is off.
     pub fn ack_timeout(&self) -> Option<Duration> {
         (self.timeout > 0).then(|| time_of(self.timeout))
     }
@@ -286,17 +280,17 @@ impl ReadyToSend {
 }
 
 impl QpUpdate {
-    /// What the peer may do through the queue pair. RC and UC, in INIT, RTS and SQD.
+    /// The rights of the peer through the queue pair. RC and UC, in INIT, RTS and SQD.
     pub fn access(self, access: impl Into<Option<Access>>) -> Self {
         QpUpdate { access: access.into(), ..self }
     }
 
-    /// What datagrams to the queue pair must carry. UD, in INIT, RTS and SQD.
+    /// The Q_Key that datagrams to the queue pair must carry. UD, in INIT, RTS and SQD.
     pub fn qkey(self, qkey: impl Into<Option<u32>>) -> Self {
         QpUpdate { qkey: qkey.into(), ..self }
     }
 
-    /// A row of the port's P_Key table. In INIT and SQD.
+    /// An index in the port's P_Key table. In INIT and SQD.
     pub fn pkey_index(self, pkey_index: impl Into<Option<usize>>) -> Self {
         QpUpdate { pkey_index: pkey_index.into(), ..self }
     }
@@ -306,7 +300,7 @@ impl QpUpdate {
         QpUpdate { min_rnr_timer: min_rnr_timer.into(), ..self }
     }
 
-    /// Another way to the same queue pair. RC and UC, in SQD.
+    /// Another path to the same queue pair. RC and UC, in SQD.
     pub fn address(self, address: impl Into<Option<AddressVector>>) -> Self {
         QpUpdate { address: address.into(), ..self }
     }
@@ -316,7 +310,7 @@ impl QpUpdate {
         QpUpdate { timeout: timeout.into(), ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`, as [`ReadyToSend::timeout_at_least`] has it.
+    /// The shortest ACK timeout that is at least `time`; see [`ReadyToSend::timeout_at_least`].
     pub fn timeout_at_least(self, time: Duration) -> Self {
         QpUpdate { timeout: Some(exponent_of(time)), ..self }
     }
@@ -326,12 +320,12 @@ impl QpUpdate {
         QpUpdate { retry_count: retry_count.into(), ..self }
     }
 
-    /// Retries after RNR NAKs, 0 to 7; 7 is without end. RC, in SQD.
+    /// Retries after RNR NAKs, 0 to 7; 7 is without limit. RC, in SQD.
     pub fn rnr_retry(self, rnr_retry: impl Into<Option<u8>>) -> Self {
         QpUpdate { rnr_retry: rnr_retry.into(), ..self }
     }
 
-    /// READs and atomics outstanding at once, at most 128. RC, in SQD.
+    /// Outstanding READs and atomics, at most 128. RC, in SQD.
     pub fn max_rd_atomic(self, max_rd_atomic: impl Into<Option<u8>>) -> Self {
         QpUpdate { max_rd_atomic: max_rd_atomic.into(), ..self }
     }
@@ -341,7 +335,7 @@ impl QpUpdate {
         QpUpdate { max_dest_rd_atomic: max_dest_rd_atomic.into(), ..self }
     }
 
-    /// Fails on the first attribute that is not for this service in this state.
+    /// Fails on the first attribute that this service does not allow in this state.
     pub(crate) fn check(&self, service: Service, state: QpState) -> Result<(), Error> {
         use QpState::{Init, Rts, Sqd};
         use Service::{Rc, Uc, Ud};
@@ -370,7 +364,7 @@ impl QpUpdate {
     }
 }
 
-/// As the standard writes them.
+/// As in the standard.
 fn capitals(names: &[impl std::fmt::Debug]) -> String {
     let names: Vec<String> = names.iter().map(|name| format!("{name:?}").to_uppercase()).collect();
     names.join(", ")

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use ferroce_driver::RefusalReason;
 use rustix::io::Errno;
 
-/// Why packets do not get to a peer.
+/// Why a peer can't be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unreachable {
@@ -13,7 +13,7 @@ pub enum Unreachable {
         /// The peer.
         peer: IpAddr,
     },
-    /// Nobody answers ARP or neighbour discovery.
+    /// No answer to ARP or neighbour discovery.
     NoNeighbour {
         /// The peer.
         peer: IpAddr,
@@ -24,19 +24,19 @@ pub enum Unreachable {
     Refused {
         /// The peer.
         peer: IpAddr,
-        /// Who says so: the peer, a router, or this host.
+        /// The sender of the message: the peer, a router, or this host.
         from: IpAddr,
-        /// What they say.
+        /// The reason in the message.
         reason: RefusalReason,
     },
-    /// The kernel can't tell the next hop.
+    /// The kernel can't determine the next hop.
     NotResolved {
         /// The peer.
         peer: IpAddr,
-        /// The kernel's error number, if it gave one; the log has the driver's words.
+        /// The kernel's error number, if any; the driver's error is logged.
         errno: Option<i32>,
     },
-    /// It does not answer, and nobody says why.
+    /// It does not answer, for an unknown reason.
     Silent {
         /// The peer.
         peer: IpAddr,
@@ -44,7 +44,7 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// Whom packets do not get to.
+    /// The unreachable peer.
     pub fn peer(&self) -> IpAddr {
         match *self {
             Unreachable::NoRoute { peer }
@@ -55,7 +55,7 @@ impl Unreachable {
         }
     }
 
-    /// As a driver says it of the next hop to `peer`.
+    /// From a driver's answer for the next hop to `peer`.
     pub(crate) fn of(peer: IpAddr, error: &ferroce_driver::Error) -> Unreachable {
         match error {
             ferroce_driver::Error::NoRoute { .. } => Unreachable::NoRoute { peer },

@@ -2,7 +2,7 @@ use ferroce_wire::{FlushType, Qpn, RKey, Selectivity};
 
 use crate::verbs::{Access, Ah, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mr, Mw};
 
-/// A piece of local memory: part of a registered region.
+/// A scatter/gather element: part of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
     /// The region.
@@ -18,70 +18,67 @@ pub struct Sge {
 pub struct RemoteAddress {
     /// The peer's virtual address.
     pub addr: u64,
-    /// The key that the peer gave out with it.
+    /// The key that the peer sent with it.
     pub rkey: RKey,
 }
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The way there.
+    /// The path.
     pub ah: Ah,
-    /// The queue pair there; [`Qpn::MULTICAST`] for a group.
+    /// The destination queue pair; [`Qpn::MULTICAST`] for a group.
     pub qpn: Qpn,
-    /// That queue pair's Q_Key. With the highest bit set it stands for the sender's own Q_Key.
+    /// That queue pair's Q_Key. With the highest bit set, the sender's own Q_Key is used.
     pub qkey: u32,
 }
 
-/// What a send work request does. [`Context::post_send`](crate::Context::post_send) has an example.
+/// The operation of a send work request. [`Context::post_send`](crate::Context::post_send) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
-    /// Into the peer's next receive work request.
+    /// SEND to the peer's next receive work request.
     Send,
-    /// The same, with 4 bytes that the peer finds in its completion.
+    /// The same, with 4 bytes of immediate data in the peer's completion.
     SendWithImm(u32),
-    /// RC: the same as `Send`, and the peer's key is invalid before its completion.
+    /// RC: the same as `Send`, and a key of the peer is invalidated before its completion.
     SendWithInvalidate(RKey),
-    /// UD: into the next receive work request there, at most one packet long. A longer one completes
-    /// with success and is not sent (C10-93.1.1).
+    /// UD: SEND to the destination's next receive work request, at most one packet long. A longer message completes with success
+    /// and is not sent (C10-93.1.1).
     SendTo(Destination),
-    /// The same, with 4 bytes that the receiver finds in its completion.
+    /// The same, with 4 bytes of immediate data in the receiver's completion.
     SendToWithImm(Destination, u32),
-    /// Into the peer's memory; the peer's application does not notice.
+    /// WRITE to the peer's memory; the peer's application is not notified.
     Write(RemoteAddress),
-    /// The same, and it takes a receive work request of the peer, which finds the immediate in its
-    /// completion.
+    /// The same, and it consumes a receive work request of the peer, whose completion has the immediate data.
     WriteWithImm(RemoteAddress, u32),
-    /// RC: from the peer's memory.
+    /// RC: READ from the peer's memory.
     Read(RemoteAddress),
-    /// Stores `swap` in 8 bytes of the peer if they hold `compare`; the old value comes back, in
-    /// host byte order.
+    /// Stores `swap` in 8 bytes of the peer if they hold `compare`; returns the old value, in host byte order.
     CompareSwap {
         /// A multiple of 8.
         remote: RemoteAddress,
-        /// What must be there.
+        /// The expected value.
         compare: u64,
-        /// What to store.
+        /// The value to store.
         swap: u64,
     },
-    /// Adds to 8 bytes of the peer; the old value comes back, in host byte order.
+    /// Adds to 8 bytes of the peer; returns the old value, in host byte order.
     FetchAdd {
         /// A multiple of 8.
         remote: RemoteAddress,
-        /// What to add, modulo 2⁶⁴.
+        /// The value to add, modulo 2⁶⁴.
         add: u64,
     },
-    /// Revokes a key of one's own, once all earlier work requests are done.
+    /// Invalidates a local key after all earlier work requests are complete.
     LocalInvalidate(RKey),
-    /// Opens a range of a region to the peer of this queue pair, through a memory window, once all
-    /// earlier work requests are done. The key is drawn then, so
-    /// [`Context::remote_window`](crate::Context::remote_window) tells it after the completion.
+    /// Binds a memory window to a range of a region for the peer of this queue pair, after all earlier work requests are
+    /// complete. The key is drawn at that time: [`Context::remote_window`](crate::Context::remote_window) returns it after the
+    /// completion.
     ///
-    /// Window, region and queue pair must be of one protection domain, the window unbound, and the
-    /// region registered with [`MW_BIND`](Access::MW_BIND); if the peer may write, with
-    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) too. Otherwise it ends as
-    /// [`MwBindErr`](crate::WcStatus::MwBindErr).
+    /// Window, region and queue pair must have one protection domain, the window must be unbound, and the region registered with
+    /// [`MW_BIND`](Access::MW_BIND); if the peer may write, with [`LOCAL_WRITE`](Access::LOCAL_WRITE) too. Otherwise it completes
+    /// with [`MwBindErr`](crate::WcStatus::MwBindErr).
     BindMw {
         /// The window.
         mw: Mw,
@@ -89,27 +86,25 @@ pub enum SendOp {
         mr: Mr,
         /// Bytes from the region's start.
         offset: u64,
-        /// Bytes, at least 1: a window is closed by invalidating its key, not by an empty bind.
+        /// Bytes, at least 1: to unbind a window, invalidate its key; an empty bind does not.
         length: u64,
-        /// What the peer may do: any of [`REMOTE_READ`](Access::REMOTE_READ),
-        /// [`REMOTE_WRITE`](Access::REMOTE_WRITE), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) and
-        /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL), whether the region grants it or not. It may
-        /// always invalidate the window.
+        /// The rights of the peer: any of [`REMOTE_READ`](Access::REMOTE_READ), [`REMOTE_WRITE`](Access::REMOTE_WRITE),
+        /// [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) and [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL), whether the region grants them or
+        /// not. The peer may always invalidate the window.
         access: Access,
     },
-    /// Makes what was written before in the peer's memory visible to every reader there, or
-    /// persistent (IBA 1.6).
+    /// FLUSH: makes earlier writes to the peer's memory globally visible there, or persistent (IBA 1.6).
     Flush {
-        /// Where the range starts.
+        /// The start of the range.
         remote: RemoteAddress,
         /// Bytes of the range, at most 2³¹.
         length: u32,
-        /// The range, or the whole region of the key; address and length mean nothing then.
+        /// The range, or the whole region of the key; then address and length are ignored.
         selectivity: Selectivity,
-        /// How far; at least one of the two.
+        /// Global visibility, persistence, or both.
         kind: FlushType,
     },
-    /// Stores 8 bytes at a multiple of 8 in the peer's memory, all at once (IBA 1.6).
+    /// ATOMIC WRITE: stores 8 bytes atomically at a multiple of 8 in the peer's memory (IBA 1.6).
     AtomicWrite(RemoteAddress),
 }
 
@@ -117,7 +112,7 @@ pub enum SendOp {
 const _: () = assert!(size_of::<SendOp>() <= 40);
 
 impl SendOp {
-    /// Whether the device has the operation, and what it says of itself makes sense.
+    /// Whether the device supports the operation, and its arguments are valid.
     pub(crate) fn check(&self, device: &DeviceAttributes) -> Result<(), Error> {
         match *self {
             SendOp::Flush { .. } if !device.flush_global => Err(Error::Unsupported(Feature::Flush)),
@@ -139,12 +134,11 @@ impl SendOp {
 pub enum Data<'a> {
     /// Gathered from (or, for READ and atomics, scattered to) registered memory.
     Sges(&'a [Sge]),
-    /// Copied when posted: the caller may reuse the bytes at once. SEND, WRITE and ATOMIC WRITE
-    /// only.
+    /// Copied when posted: the caller may reuse the bytes immediately. SEND, WRITE and ATOMIC WRITE only.
     Inline(&'a [u8]),
 }
 
-/// How a send work request is treated.
+/// Flags of a send work request.
 ///
 /// ```
 /// # use ferroce::*;
@@ -159,9 +153,9 @@ pub struct SendFlags {
     pub signaled: bool,
     /// Waits for all earlier READs, atomics, FLUSHes and ATOMIC WRITEs.
     pub fence: bool,
-    /// Asks for a solicited event at the peer.
+    /// Requests a solicited event at the peer.
     pub solicited: bool,
-    /// Asks for no ACK of its own: see [`lazy_ack`](SendFlags::lazy_ack).
+    /// Requests no ACK of its own: see [`lazy_ack`](SendFlags::lazy_ack).
     pub lazy_ack: bool,
 }
 
@@ -180,39 +174,39 @@ impl SendFlags {
         SendFlags { fence, ..self }
     }
 
-    /// Asks for a solicited event at the peer.
+    /// Requests a solicited event at the peer.
     pub const fn solicited(self, solicited: bool) -> Self {
         SendFlags { solicited, ..self }
     }
 
-    /// RC with go-back-N: asks for no ACK of its own, which saves a packet where messages go both ways. It completes with a later
-    /// request that asks; one of 16 packets in a row does, and each where much is in flight to the destination. Where none follows in a quarter of the
-    /// [ACK timeout](crate::ReadyToSend::ack_timeout), its last packet is sent once more and asks; the peer counts a duplicate. What
-    /// waits until all before it is done, such as a local operation or [`Drain`](crate::Transition::Drain), waits as long, and a
-    /// peer that is gone is noticed so much later. Without a timeout it asks at once, as do queue pairs with selective repeat and
-    /// RNICs, to which this says nothing.
+    /// RC with go-back-N: requests no ACK of its own, which saves a packet if messages flow in both directions. It completes with
+    /// a later request that does; one of 16 consecutive packets does, and each one while much is in flight to the destination. If
+    /// none follows within a quarter of the [ACK timeout](crate::ReadyToSend::ack_timeout), its last packet is retransmitted with
+    /// an ACK request; the peer counts a duplicate. Operations that wait for all earlier ones, such as a local operation or
+    /// [`Drain`](crate::Transition::Drain), wait as long, and a dead peer is noticed that much later. Without a timeout the ACK
+    /// is requested at once, also on queue pairs with selective repeat. RNICs ignore the flag.
     pub const fn lazy_ack(self, lazy_ack: bool) -> Self {
         SendFlags { lazy_ack, ..self }
     }
 }
 
-/// Work for a send queue. It is written as a literal: what it can do grows in [`SendOp`], [`Data`] and [`SendFlags`].
+/// A send work request. It is written as a literal: extensions are added to [`SendOp`], [`Data`] and [`SendFlags`].
 #[derive(Clone, Copy, Debug)]
 pub struct SendWorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// The local memory.
     pub data: Data<'a>,
-    /// How.
+    /// The flags.
     pub flags: SendFlags,
 }
 
 /// A buffer for an incoming message. [`Context::post_recv`](crate::Context::post_recv) has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveWorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
     /// Filled in order.
     pub sges: &'a [Sge],

@@ -13,7 +13,7 @@ pub(super) struct Claims(Mutex<HashMap<Cq, Arc<Desk>>>);
 
 impl Claims {
     /// # Errors
-    /// [`Error::Busy`] for a queue that has a handle.
+    /// [`Error::Busy`] for a queue that already has a handle.
     pub(super) fn add(&self, cq: Cq, desk: &Arc<Desk>) -> Result<(), Error> {
         match lock(&self.0).entry(cq) {
             Entry::Vacant(place) => {
@@ -27,12 +27,12 @@ impl Claims {
         }
     }
 
-    /// The queue was destroyed, or is not delivered after all.
+    /// The queue was destroyed, or could not be assigned.
     pub(super) fn remove(&self, cq: Cq) {
         lock(&self.0).remove(&cq);
     }
 
-    /// A handle goes; others may have its queues.
+    /// A handle was dropped; its queues are free for others.
     pub(super) fn leave(&self, desk: &Arc<Desk>) {
         lock(&self.0).retain(|_, other| !Arc::ptr_eq(other, desk));
     }

@@ -1,9 +1,9 @@
 //! The runner's side of a handle.
 //!
-//! Nothing is lost when a ring is full. For a full ring of commands the handle returns `Error::QueueFull`. If the ring
-//! of deliveries is full, completions stay in their queues, which take turns as room becomes free. A command whose
-//! delivery finds no room holds up the commands behind it. Meanwhile a thread in `call` takes deliveries off the ring
-//! and keeps them: it would wait for itself otherwise.
+//! Nothing is lost when a ring is full. If the command ring is full, the handle returns `Error::QueueFull`. If the delivery ring
+//! is full, completions stay in their queues, which are served in turn as room becomes free. A command whose delivery does not
+//! fit delays the commands after it. Meanwhile a thread in `call` takes deliveries off the ring and keeps them: otherwise it
+//! would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::wakeup::Desk;
 use crate::Context;
 use crate::verbs::{Cq, Error};
 
-/// Commands of one handle before the others have their turn.
+/// The most commands of one handle per turn.
 const BURST: usize = 64;
 
 /// The runner's side of a handle.
@@ -27,14 +27,13 @@ pub(super) struct Client {
     pub(super) desk: Arc<Desk>,
     /// The queues whose completions go to the handle.
     cqs: Vec<Cq>,
-    /// What commands brought and found no room: one delivery, for nothing more is taken before it is delivered; more at
-    /// the end.
+    /// Deliveries of commands that did not fit: one, because no command is taken before it is delivered; more at the end.
     held: VecDeque<Delivery>,
     /// The ring was full in the last turn, so there may be more in the queues.
     is_full: bool,
     /// Something was taken or delivered in this turn.
     changed: bool,
-    /// To the handle, when the runner ends.
+    /// For the handle, when the runner ends.
     last: SyncSender<Unfinished>,
 }
 
@@ -49,7 +48,7 @@ impl Client {
         Client { commands, deliveries, desk, cqs: Vec::new(), held, is_full: false, changed: false, last }
     }
 
-    /// Carries out a burst of commands; returns how many.
+    /// Executes a burst of commands; returns how many.
     pub(super) fn take_commands(&mut self, context: &mut Context) -> usize {
         if !self.push_held() {
             return 0;
@@ -69,8 +68,8 @@ impl Client {
         taken
     }
 
-    /// Carries out what was posted before the end, of the handle or of the runner. What these commands
-    /// bring is delivered as far as there is room, and held then.
+    /// Executes the commands posted before the end of the handle or the runner. Their deliveries are delivered as far as there is
+    /// room, and then held.
     pub(super) fn take_last_commands(&mut self, context: &mut Context) {
         self.push_held();
         for _ in 0..self.commands.slots() {
@@ -82,19 +81,19 @@ impl Client {
         self.changed = true;
     }
 
-    /// Moves completions to the handle as far as there is room; returns how many. The others stay in
-    /// their queues, for the next handle if this one is gone.
+    /// Moves completions to the handle as far as there is room; returns how many. The others stay in their queues, for the next
+    /// handle if this one was dropped.
     pub(super) fn deliver(&mut self, context: &mut Context, claims: &Claims) -> usize {
         if self.desk.has_left() {
             return 0;
         }
         let mut delivered = 0;
         let mut n = 0;
-        // What is held comes first.
+        // Held deliveries are first.
         while n < self.cqs.len() && self.held.is_empty() {
             let cq = self.cqs[n];
             if self.deliveries.is_full() {
-                // The next to have room is another one.
+                // The next queue begins with the room that becomes free.
                 let next = (n + 1) % self.cqs.len();
                 self.cqs.rotate_left(next);
                 break;
@@ -116,7 +115,7 @@ impl Client {
         delivered
     }
 
-    /// Before the last look: what is stuck is the handle's to tell.
+    /// Before the last check: the handle must report room for stuck deliveries.
     pub(super) fn announce_rest(&self) {
         self.desk.announce(self.is_full || !self.held.is_empty());
     }
@@ -126,16 +125,16 @@ impl Client {
         self.desk.announce(false);
     }
 
-    /// Whether there is nothing to do before the handle does something.
+    /// Whether there is nothing to do until the handle does something.
     pub(super) fn may_rest(&self) -> bool {
         let stuck = self.deliveries.is_full();
         if self.held.is_empty() { self.is_full == stuck && self.commands.is_empty() } else { stuck }
     }
 
-    /// The runner ends: the handle has all that is left.
+    /// The runner ends: the handle gets all that is left.
     pub(super) fn leave(self) {
         let Client { held, commands, last, .. } = self;
-        // It fails if the handle has gone before.
+        // It fails if the handle was dropped before.
         let _ = last.send(Unfinished { held, commands });
     }
 
@@ -149,7 +148,7 @@ impl Client {
         self.held.pop_front().is_none_or(|delivery| self.push(delivery))
     }
 
-    /// Delivers; what finds no room is held, behind what is.
+    /// Delivers; a delivery that does not fit is held, after those held before.
     fn push(&mut self, delivery: Delivery) -> bool {
         let pushed = if self.held.is_empty() {
             self.deliveries.push(delivery)
@@ -164,17 +163,17 @@ impl Client {
     }
 }
 
-/// What a runner has not finished when it ends. The handle has both ends of the ring of commands then, so none is lost,
-/// whenever it was posted.
+/// Unfinished commands and deliveries of a runner that has ended. The handle then has both ends of the command ring, so no
+/// command is lost, whenever it was posted.
 pub(super) struct Unfinished {
-    /// Deliveries that found no room.
+    /// Deliveries that did not fit.
     held: VecDeque<Delivery>,
-    /// Not carried out.
+    /// Commands not executed.
     commands: Consumer<Command>,
 }
 
 impl Unfinished {
-    /// Takes the oldest delivery, or the refusal of the oldest command, with what `why` says.
+    /// Takes the oldest delivery, or the refusal of the oldest command, with the error `why`.
     pub(super) fn next(&mut self, why: impl Fn() -> Error) -> Option<Delivery> {
         let Unfinished { held, commands } = self;
         let mut refusals = std::iter::from_fn(|| Some(commands.pop().ok()?.refuse(why())));

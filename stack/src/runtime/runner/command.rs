@@ -1,10 +1,9 @@
-//! What goes through the rings of a handle.
+//! The entries of a handle's rings.
 //!
-//! A handle has two single-producer rings of rtrb: commands to the runner, and deliveries back. Each thread has rings
-//! of its own, so no two producers share one. A command holds a work request with up to 4 SGEs or 96 bytes of inline
-//! data, or a boxed closure that is called with the context (`call`). All commands go through one ring, so they are
-//! carried out in the order of posting. The error of a command comes back as a delivery (`Delivery::Refused`), like a
-//! completion.
+//! A handle has two single-producer rings of rtrb: commands to the runner, and deliveries back. Each thread has rings of its own,
+//! so no two producers share one. A command holds a work request with up to 4 SGEs or 96 bytes of inline data, or a boxed closure
+//! that is called with the context (`call`). All commands use one ring, so they are executed in the order of posting. The error
+//! of a command is returned as a delivery (`Delivery::Refused`), like a completion.
 
 use ferroce_driver::Memory;
 
@@ -13,37 +12,37 @@ use crate::verbs::{
     Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Srq, WorkCompletion,
 };
 
-/// Pieces of memory of a work request that goes through a ring.
+/// The most SGEs of a work request in a ring.
 pub(super) const MAX_SGES: usize = 4;
-/// Bytes of inline data of one.
+/// The most bytes of inline data of one.
 pub(super) const MAX_INLINE: usize = 96;
 
-/// What a [`RunnerHandle`](crate::RunnerHandle) takes from its ring.
+/// An entry that a [`RunnerHandle`](crate::RunnerHandle) takes from its ring.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Delivery {
-    /// A work request has ended, with success or not.
+    /// A work request has completed, successfully or not.
     Completed {
-        /// The completion queue that it ended in.
+        /// Its completion queue.
         cq: Cq,
-        /// How.
+        /// The completion.
         completion: WorkCompletion,
     },
-    /// A work request was refused when the runner came to post it, or the runner has ended before
-    /// ([`Error::RunnerEnded`]); nothing else will come of it.
+    /// A work request was refused when the runner posted it, or the runner ended before ([`Error::RunnerEnded`]); it will have no
+    /// completion.
     Refused {
-        /// What the work request was posted with.
+        /// The `wr_id` of the work request.
         wr_id: u64,
-        /// What [`Context::post_send`] or its like said.
+        /// The error of [`Context::post_send`] or a similar verb.
         error: Box<Error>,
     },
-    /// An exchange is over.
+    /// An exchange has ended.
     Exchanged {
         /// The region.
         mr: Mr,
-        /// What was behind it; after an error, what should have gone there.
+        /// Its previous memory; after an error, the memory that was to replace it.
         memory: Memory,
-        /// What [`Context::exchange`] said, or [`Error::RunnerEnded`] if it was not carried out.
+        /// The result of [`Context::exchange`], or [`Error::RunnerEnded`] if it was not executed.
         outcome: Result<(), Box<Error>>,
     },
 }
@@ -51,7 +50,7 @@ pub enum Delivery {
 /// Each slot of each ring holds one.
 const _: () = assert!(size_of::<Delivery>() <= 64);
 
-/// Runs on the runner's thread; the queues are those that the handle's ring is fed from.
+/// Runs on the runner's thread; the queues are those whose completions go to the handle's ring.
 pub(super) type Job = Box<dyn FnOnce(&mut Context, &mut Vec<Cq>) + Send>;
 
 pub(super) enum Command {
@@ -61,7 +60,7 @@ pub(super) enum Command {
     Run(Job),
 }
 
-/// Where a receive is posted.
+/// The queue of a receive.
 #[derive(Clone, Copy)]
 pub(super) enum ReceivesOf {
     Qp(Qp),
@@ -117,7 +116,7 @@ impl Payload {
 }
 
 impl Command {
-    /// Carries it out. What the handle has to be told at once is returned.
+    /// Executes it. Returns the immediate delivery to the handle, if any.
     pub(super) fn execute(self, context: &mut Context, cqs: &mut Vec<Cq>) -> Option<Delivery> {
         let (wr_id, outcome) = match self {
             Command::Send { qp, wr_id, op, flags, payload } => {
@@ -150,7 +149,7 @@ impl Command {
         outcome.err().map(|error| Delivery::Refused { wr_id, error: Box::new(error) })
     }
 
-    /// What the handle is told of one that is not carried out. Who waits for a closure learns of that by its drop.
+    /// The delivery for a command that is not executed. A thread that waits for a closure is notified by its drop.
     pub(super) fn refuse(self, error: Error) -> Option<Delivery> {
         let error = Box::new(error);
         match self {

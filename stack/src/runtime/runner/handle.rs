@@ -1,7 +1,7 @@
-//! The handle by which a thread reaches a runner.
+//! The handle through which a thread uses a runner.
 //!
-//! Memory belongs to the context. With `Context::exchange` a buffer belongs to one side at a time, by move. Both sides
-//! sharing the bytes themselves would be a data race in Rust, whatever the verbs allow.
+//! Memory belongs to the context. With `Context::exchange` a buffer is owned by one side at a time, by move. If both sides shared
+//! the bytes, it would be a data race in Rust, although the verbs allow it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,45 +18,45 @@ use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq};
 use crate::{Context, Memory};
 
-/// One thread's way to a [`Runner`](crate::Runner). [`manual::threads`](crate::manual::threads) has an example.
+/// A thread's handle of a [`Runner`](crate::Runner). [`manual::threads`](crate::manual::threads) has an example.
 ///
-/// Posting puts a command into a ring; it says whether there was room, and no more. What the context
-/// says to it comes with [`poll`](RunnerHandle::poll), in the order of posting, beside the completions.
-/// A ring that is full is [`Error::QueueFull`] here; one that is full on the way back keeps completions
-/// in their queues and commands in their ring. Neither loses anything.
+/// Posting puts a command into a ring, and fails only if the ring is full. If the context refuses it,
+/// [`poll`](RunnerHandle::poll) returns the error, in the order of posting, together with completions. A full command ring is
+/// [`Error::QueueFull`]; if the delivery ring is full, completions stay in their queues and commands in their ring. Nothing is
+/// lost.
 ///
-/// When the runner ends, `poll` still brings what was delivered or waited for room, then each command that was not carried
-/// out, work requests as [`Delivery::Refused`] and memory as [`Delivery::Exchanged`], both with [`Error::RunnerEnded`]. A
-/// handle that is dropped has its commands carried out; the memory that they bring is freed.
+/// When the runner ends, `poll` still returns all deliveries, then each command that was not executed: work requests as
+/// [`Delivery::Refused`] and memory as [`Delivery::Exchanged`], both with [`Error::RunnerEnded`]. The commands of a dropped
+/// handle are executed; the memory that they return is freed.
 ///
 /// A handle delivers completions, refusals and exchanges, but no events. Take these with [`call`](RunnerHandle::call):
-/// `handle.call(|context| context.next_cm_event())`, and likewise [`Context::next_event`]. There is no wait for room in the
-/// ring of commands: on [`Error::QueueFull`] take deliveries and post again.
+/// `handle.call(|context| context.next_cm_event())`, and likewise [`Context::next_event`]. Posting to a full command ring does
+/// not block: on [`Error::QueueFull`] take deliveries and post again.
 ///
-/// Memory belongs to the context. A thread has three ways to its bytes:
+/// Memory belongs to the context. A thread accesses its bytes in one of three ways:
 ///
-/// | | moves | price |
+/// | | moves | cost |
 /// |---|---|---|
 /// | [`Data::Inline`] | up to [`MAX_INLINE`](RunnerHandle::MAX_INLINE) bytes, to send | a copy into the ring's slot |
-/// | [`exchange`](RunnerHandle::exchange) | any size, both ways | a region and a spare block for each buffer; two slots of the rings; no copy |
+/// | [`exchange`](RunnerHandle::exchange) | any size, both ways | a region and a spare block per buffer; two slots of the rings; no copy |
 /// | [`call`](RunnerHandle::call) | any size, both ways | an allocation, a round trip, and nothing is polled while the closure copies |
 pub struct RunnerHandle {
     commands: Producer<Command>,
     deliveries: Consumer<Delivery>,
-    /// Deliveries that a call had to make room for.
+    /// Deliveries that a call took off the ring.
     held: VecDeque<Delivery>,
     pub(super) desk: Arc<Desk>,
     state: Arc<RunnerState>,
     idle: Idle,
-    /// From the runner, before it tells that it has ended.
+    /// From the runner, before it reports its end.
     last: Receiver<Unfinished>,
     unfinished: Option<Unfinished>,
 }
 
 impl RunnerHandle {
-    /// Pieces of memory that a work request may name.
+    /// The most SGEs of a work request.
     pub const MAX_SGES: usize = MAX_SGES;
-    /// Bytes of inline data, if the queue pair takes as many.
+    /// The most bytes of inline data, if the queue pair allows as many.
     pub const MAX_INLINE: usize = MAX_INLINE;
 
     pub(super) fn new(
@@ -71,17 +71,16 @@ impl RunnerHandle {
         RunnerHandle { commands, deliveries, held, desk, state, idle, last, unfinished: None }
     }
 
-    /// Posts a send; [`Delivery::Refused`] if the context does not take it.
+    /// Posts a send; [`Delivery::Refused`] if the context refuses it.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::RunnerEnded`]; [`Error::Invalid`] for more pieces or inline data
-    /// than a command holds.
+    /// [`Error::QueueFull`], [`Error::RunnerEnded`]; [`Error::Invalid`] for more SGEs or inline data than a command holds.
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let SendWorkRequest { wr_id, op, data, flags } = *wr;
         self.put(Command::Send { qp, wr_id, op, flags, payload: Payload::new(data)? })
     }
 
-    /// Posts a receive; [`Delivery::Refused`] if the context does not take it.
+    /// Posts a receive; [`Delivery::Refused`] if the context refuses it.
     ///
     /// # Errors
     /// As [`post_send`](RunnerHandle::post_send).
@@ -89,7 +88,7 @@ impl RunnerHandle {
         self.receive(ReceivesOf::Qp(qp), wr)
     }
 
-    /// Posts a receive to a shared queue; [`Delivery::Refused`] if the context does not take it.
+    /// Posts a receive to a shared receive queue; [`Delivery::Refused`] if the context refuses it.
     ///
     /// # Errors
     /// As [`post_send`](RunnerHandle::post_send).
@@ -97,9 +96,8 @@ impl RunnerHandle {
         self.receive(ReceivesOf::Srq(srq), wr)
     }
 
-    /// Hands `memory` over to be what is behind a region from now on ([`Context::exchange`]).
-    /// [`Delivery::Exchanged`] brings what was there before. Commands that are posted behind it find the
-    /// new memory.
+    /// Replaces the memory of a region by `memory` ([`Context::exchange`]). [`Delivery::Exchanged`] returns the previous memory.
+    /// Commands posted after it use the new memory.
     ///
     /// # Errors
     /// [`Error::QueueFull`], [`Error::RunnerEnded`]; with the memory.
@@ -122,7 +120,7 @@ impl RunnerHandle {
     /// Takes the oldest delivery.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`] once everything is taken, also what the runner has not finished.
+    /// [`Error::RunnerEnded`] after everything was taken, including unfinished commands.
     pub fn poll(&mut self) -> Result<Option<Delivery>, Error> {
         if let Some(delivery) = self.held.pop_front() {
             return Ok(Some(delivery));
@@ -136,11 +134,11 @@ impl RunnerHandle {
         self.state.check().map_or_else(|ended| self.take_unfinished().ok_or(ended).map(Some), |()| Ok(None))
     }
 
-    /// Takes the oldest of what there is after the end.
+    /// Takes the oldest delivery or command after the end.
     #[cold]
     fn take_unfinished(&mut self) -> Option<Delivery> {
         let RunnerHandle { deliveries, state, last, unfinished, .. } = self;
-        // It may have delivered something since this thread looked.
+        // It may have delivered something since this thread checked.
         if let Ok(delivery) = deliveries.pop() {
             return Some(delivery);
         }
@@ -151,12 +149,11 @@ impl RunnerHandle {
         unfinished.as_mut()?.next(|| Error::RunnerEnded { reason: reason.clone() })
     }
 
-    /// Takes the oldest delivery; waits for one as the handle's [`Idle`] says, but not longer than
-    /// `timeout`.
+    /// Takes the oldest delivery; waits for one according to the handle's [`Idle`], for at most `timeout`.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`], as [`poll`](RunnerHandle::poll); [`Error::OwnThread`] in a closure that the runner carries
-    /// out, where nothing can come.
+    /// [`Error::RunnerEnded`], as [`poll`](RunnerHandle::poll); [`Error::OwnThread`] in a closure on the runner's thread, where
+    /// nothing can arrive.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Delivery>, Error> {
         if let Some(delivery) = self.poll()? {
             return Ok(Some(delivery));
@@ -173,7 +170,7 @@ impl RunnerHandle {
             }
             let blocks = idler.rest();
             let now = Instant::now();
-            // A time too far away to be told is none.
+            // A time too far away to represent is no limit.
             let deadline = *deadline.get_or_insert_with(|| now.checked_add(timeout));
             let left = deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(now));
             if left.is_zero() {
@@ -185,13 +182,13 @@ impl RunnerHandle {
         }
     }
 
-    /// Runs `f` on the runner's thread, after what was posted before, and returns what it returns. This is
-    /// how everything is done that is not on the fast path: creating, connecting, registering, looking
-    /// at memory. Nothing is polled while `f` runs, so it should not take long.
+    /// Runs `f` on the runner's thread, after all commands posted before, and returns its result. Use it for everything outside
+    /// the fast path: creating, connecting, registering, reading memory. Nothing is polled while `f` runs, so it should not take
+    /// long.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`], also if that happens meanwhile; whether `f` has run is not known then.
-    /// [`Error::OwnThread`] inside of another call: the closure has the context already.
+    /// [`Error::RunnerEnded`], also if it ends meanwhile; whether `f` has run is then unknown. [`Error::OwnThread`] inside
+    /// another call: the closure already has the context.
     pub fn call<R: Send + 'static>(
         &mut self,
         f: impl FnOnce(&mut Context) -> R + Send + 'static,
@@ -200,12 +197,12 @@ impl RunnerHandle {
         self.run(move |context, _| f(context))
     }
 
-    /// The completions of `cq` come to this handle from now on. Blocks until the runner has taken it over, and has no
-    /// asynchronous form: call it before the handle goes to a task.
+    /// Delivers the completions of `cq` to this handle from now on. Blocks until the runner has done so, and has no asynchronous
+    /// form: call it before moving the handle to a task.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;
-    /// [`Error::RunnerEnded`]; [`Error::OwnThread`] as [`call`](RunnerHandle::call).
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] if they are delivered to a handle already; [`Error::RunnerEnded`];
+    /// [`Error::OwnThread`] as [`call`](RunnerHandle::call).
     pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
         self.state.check_thread("deliver")?;
         self.state.claims.add(cq, &self.desk)?;
@@ -253,17 +250,17 @@ impl RunnerHandle {
         }
     }
 
-    /// The last look before this handle waits for a delivery.
+    /// The last check before this handle waits for a delivery.
     pub(super) fn has_delivery(&self) -> bool {
-        // Behind the fence, so that the runner does not sleep over room that was made.
+        // After the fence, so that the runner does not sleep although there is room.
         if self.desk.is_stalled() {
             self.state.nudge();
         }
         !self.deliveries.is_empty() || self.state.end.reason().is_some()
     }
 
-    /// The runner takes no command from a handle while it can't deliver what an earlier one brought.
-    /// Nobody else takes deliveries while this thread waits for a command, so it has to.
+    /// The runner takes no command of a handle while it can't deliver the result of an earlier one. Only this thread takes
+    /// deliveries, so it must do so while it waits for a command.
     fn make_room(&mut self) {
         if !is_full(&self.deliveries) {
             return;
@@ -285,16 +282,16 @@ impl RunnerHandle {
 }
 
 impl Drop for RunnerHandle {
-    /// Commands that were posted are carried out; completions stay in their queues from now on.
+    /// Posted commands are executed; completions stay in their queues from now on.
     fn drop(&mut self) {
-        // In this order: the runner delivers nothing more to this handle before another one gets the queues.
+        // In this order: deliveries to this handle must end before another one gets the queues.
         self.desk.leave();
         self.state.claims.leave(&self.desk);
         self.state.tell_news();
     }
 }
 
-/// A closure on its way to the runner, and its answer on the way back.
+/// A closure sent to the runner, and its result.
 pub(super) struct Call<R> {
     /// Until there is room in the ring.
     waiting: Option<Command>,
@@ -306,13 +303,13 @@ impl<R: Send + 'static> Call<R> {
     pub(super) fn new(f: impl FnOnce(&mut Context, &mut Vec<Cq>) -> R + Send + 'static) -> Call<R> {
         let (sender, answer) = sync_channel(1);
         let job: Job = Box::new(move |context, cqs| {
-            // Nobody waits for it only if a future was dropped.
+            // The receiver is missing only if a future was dropped.
             let _ = sender.send(f(context, cqs));
         });
         Call { waiting: Some(Command::Run(job)), answer, answered: None }
     }
 
-    /// Goes as far as it can. Returns the answer, if it is there.
+    /// Makes progress as far as possible. Returns the result, if it is available.
     pub(super) fn step(&mut self, handle: &mut RunnerHandle) -> Result<Option<R>, Error> {
         if let Some(command) = self.waiting.take() {
             match handle.commands.push(command) {
@@ -320,7 +317,7 @@ impl<R: Send + 'static> Call<R> {
                 Err(PushError::Full(command)) => self.waiting = Some(command),
             }
         }
-        // In this order: an answer may be the last that the runner did.
+        // In this order: the result may be the last action of the runner.
         let ended = handle.state.check();
         if !self.is_answered() {
             ended?;
@@ -329,7 +326,7 @@ impl<R: Send + 'static> Call<R> {
         Ok(self.answered.take())
     }
 
-    /// The last look before its handle waits.
+    /// The last check before its handle waits.
     pub(super) fn may_go_on(&mut self, handle: &RunnerHandle) -> bool {
         self.is_answered()
             || handle.state.end.reason().is_some()
@@ -345,7 +342,7 @@ impl<R: Send + 'static> Call<R> {
     }
 }
 
-/// How long a thread sleeps whose call has no time limit: it is woken, so any time will do.
+/// How long a thread of a call without a timeout sleeps: it is woken, so any time works.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 fn is_full(deliveries: &Consumer<Delivery>) -> bool {

@@ -13,8 +13,8 @@ use crate::verbs::Error;
 
 impl RunnerHandle {
     /// Waits for the oldest delivery. This method hides `StreamExt::next`, whose item has no error: for that one write
-    /// `StreamExt::next(&mut handle)`. Nothing is allocated for it, and a future that is dropped has taken nothing: the
-    /// delivery comes with the next one.
+    /// `StreamExt::next(&mut handle)`. It allocates nothing, and a dropped future has taken nothing: the next one gets the
+    /// delivery.
     ///
     /// ```
     /// # use ferroce::*;
@@ -51,12 +51,12 @@ impl RunnerHandle {
         }
     }
 
-    /// As [`call`](RunnerHandle::call), without blocking. If the future is dropped, `f` runs all the same once it is in the
-    /// ring of commands, and not at all before: the first poll puts it there, or a later one if the ring is full.
+    /// As [`call`](RunnerHandle::call), without blocking. If the future is dropped after `f` was put into the command ring, `f`
+    /// still runs; before that it does not. The first poll puts it there, or a later one if the ring is full.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`] as [`call`](RunnerHandle::call). A closure that the runner carries out must not block on it:
-    /// that would wait for itself.
+    /// [`Error::RunnerEnded`] as [`call`](RunnerHandle::call). A closure on the runner's thread must not block on it: it would
+    /// wait for itself.
     pub async fn call_async<R: Send + 'static>(
         &mut self,
         f: impl FnOnce(&mut Context) -> R + Send + 'static,

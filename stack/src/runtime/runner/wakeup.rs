@@ -1,11 +1,11 @@
-//! How a runner and its handles sleep and wake each other, with no lock on the path through their rings, and how all of
-//! them learn of the end.
+//! How a runner and its handles sleep and wake each other, without locks on the path through their rings, and how the end is
+//! reported to all of them.
 //!
-//! Before the runner blocks it stores that it sleeps, executes a fence, and looks at every ring once more. A thread
-//! that posts executes a fence and looks whether the runner sleeps. So one of the two sees the store of the other, and
-//! a runner that does not sleep costs the posting threads no system call. `PacketDriver::waker` ends the runner's wait:
-//! an eventfd, beside the descriptors of AF_XDP and UDP sockets, and with loopback. The way back is the same, with a
-//! condition variable for threads that wait for deliveries, and with the waker of a task (`task.rs`).
+//! Before the runner blocks it stores that it sleeps, executes a fence, and checks every ring once more. A thread that posts
+//! executes a fence and checks whether the runner sleeps. So one of the two sees the store of the other, and posting to a runner
+//! that does not sleep needs no system call. `PacketDriver::waker` ends the runner's wait: an eventfd, in addition to the
+//! descriptors of AF_XDP and UDP sockets, and with loopback. The other direction is the same, with a condition variable for
+//! threads that wait for deliveries, and with the waker of a task (`task.rs`).
 //!
 //! `./do loom` (`stack/loom`) compiles this file with loom's atomics and runs it against a stub of the rings in every
 //! order that the memory model allows. It also runs it without each of the four fences, and these runs must fail. (It
@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use super::sync::{AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, OnceLock, fence};
 
-/// The runner's sleep, and what it has to look at besides rings.
+/// The runner's sleep, and what it must check besides rings.
 pub(super) struct Sleep {
-    /// The runner is about to block, or does: who has something for it has to wake it.
+    /// The runner is about to block, or blocks: a thread that has work for it must wake it.
     sleeping: AtomicBool,
-    /// Counts handles that come and go, and the wish to stop.
+    /// Counts created and dropped handles, and requests to stop.
     news: AtomicU32,
     stopping: AtomicBool,
 }
@@ -33,22 +33,22 @@ impl Sleep {
         Sleep { sleeping: AtomicBool::new(false), news: AtomicU32::new(0), stopping: AtomicBool::new(false) }
     }
 
-    /// Something is in a ring, or has room again: calls `wake` if the runner sleeps.
+    /// A ring has an entry, or room again: calls `wake` if the runner sleeps.
     pub(super) fn nudge(&self, wake: impl FnOnce()) {
-        // Either the runner sees it in its last look, or this thread sees that it sleeps.
+        // Either the runner sees it in its last check, or this thread sees that it sleeps.
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) && self.take() {
             wake();
         }
     }
 
-    /// The first who sees that the runner sleeps wakes it. (A swap would do: as it reads what it replaces, the
-    /// runner's next store comes after it. loom does not know that of one that changes nothing.)
+    /// The first thread that sees the runner sleep wakes it. (A swap would suffice: it reads the value that it replaces, so the
+    /// runner's next store is ordered after it. loom does not model this for a swap that changes nothing.)
     fn take(&self) -> bool {
         self.sleeping.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// There are news, which were stored before.
+    /// There are changes, which were stored before.
     pub(super) fn tell_news(&self, wake: impl FnOnce()) {
         self.news.fetch_add(1, Ordering::Release);
         self.nudge(wake);
@@ -60,18 +60,18 @@ impl Sleep {
         self.tell_news(wake);
     }
 
-    /// Whether the runner is to stop; looked at when there are news.
+    /// Whether the runner is to stop; checked after changes.
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// How many news there have been.
+    /// The number of changes so far.
     pub(super) fn news(&self) -> u32 {
         self.news.load(Ordering::Acquire)
     }
 
-    /// Calls `block`, from which `wake` ends, unless there are other news than those `seen`, or the last look
-    /// at the rings finds something to do.
+    /// Calls `block`, which `wake` ends, unless there are changes after those `seen`, or the last check of the rings finds
+    /// something to do.
     pub(super) fn sleep<R>(
         &self,
         seen: u32,
@@ -91,8 +91,7 @@ impl Sleep {
     }
 }
 
-/// Wakes the one thread or task that waits for changes which another one makes. Costs a fence and a load
-/// while nobody waits.
+/// Wakes the thread or task that waits for changes by another one. Without a waiting thread it costs a fence and a load.
 #[derive(Debug)]
 pub(super) struct Bell {
     waiting: AtomicBool,
@@ -103,7 +102,7 @@ pub(super) struct Bell {
 #[derive(Debug)]
 struct Sleeper {
     rung: bool,
-    /// Woken once. It may have come to wait for something else since.
+    /// Woken once. It may since wait for something else.
     task: Option<Waker>,
 }
 
@@ -115,7 +114,7 @@ impl Bell {
 
     /// Something has changed.
     pub(super) fn ring(&self) {
-        // Either the other one sees the change in its last look, or this one sees it waiting.
+        // Either the other thread sees the change in its last check, or this one sees that it waits.
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) {
             let mut sleeper = lock(&self.sleeper);
@@ -132,7 +131,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps until it rings, or for `timeout`; not at all if `is_ready` says so. May end early.
+    /// Sleeps until it rings, or for `timeout`; not at all if `is_ready` returns true. May end early.
     pub(super) fn sleep(&self, timeout: Duration, is_ready: impl FnOnce() -> bool) {
         if !self.look(is_ready) {
             let mut sleeper = lock(&self.sleeper);
@@ -145,7 +144,7 @@ impl Bell {
         self.waiting.store(false, Ordering::Relaxed);
     }
 
-    /// Has `task` woken when it rings next, unless `is_ready` says so, which is returned.
+    /// Wakes `task` when it rings next, unless `is_ready` returns true. Returns the result of `is_ready`.
     pub(super) fn tell(&self, task: &Waker, is_ready: impl FnOnce() -> bool) -> bool {
         let mut sleeper = lock(&self.sleeper);
         if !sleeper.task.as_ref().is_some_and(|known| known.will_wake(task)) {
@@ -155,7 +154,7 @@ impl Bell {
         self.look(is_ready)
     }
 
-    /// The last look of who waits from now on.
+    /// The last check of a thread that waits from now on.
     fn look(&self, is_ready: impl FnOnce() -> bool) -> bool {
         self.waiting.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -163,16 +162,16 @@ impl Bell {
     }
 }
 
-/// What a handle and the runner's side of it have in common beside the rings.
+/// The state shared by a handle and the runner's side of it, besides the rings.
 #[derive(Debug)]
 pub(super) struct Desk {
     /// Rung by the runner when commands were taken or something was delivered.
     pub(super) bell: Bell,
-    /// The runner sleeps, or is about to, although it could not deliver everything: who makes room has to wake
-    /// it. Only the runner stores this: a handle that took it down before it has made room, and while the runner
-    /// is not yet asleep, would leave nobody to wake it.
+    /// The runner sleeps, or is about to, although it could not deliver everything: the handle must wake it when it makes room.
+    /// Only the runner stores this: if a handle cleared it before it has made room, and while the runner is not yet asleep,
+    /// nothing would wake the runner.
     stalled: AtomicBool,
-    /// The handle is gone.
+    /// The handle was dropped.
     left: AtomicBool,
 }
 
@@ -181,19 +180,18 @@ impl Desk {
         Desk { bell: Bell::new(), stalled: AtomicBool::new(false), left: AtomicBool::new(false) }
     }
 
-    /// The runner tells before its last look whether it has something that finds no room, and when it has slept
-    /// that it has not.
+    /// The runner stores before its last check whether it has deliveries that do not fit, and clears it after the sleep.
     pub(super) fn announce(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Relaxed);
     }
 
-    /// Whether the runner has to be nudged by who has made room. Without a fence: what is seen late is seen when
-    /// the handle asks again, or behind the fence of its own sleep.
+    /// Whether the handle must wake the runner after it made room. Without a fence: a late store is seen at the next call, or
+    /// after the fence of the handle's own sleep.
     pub(super) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
     }
 
-    /// The handle goes; it has to tell the news.
+    /// The handle is dropped; it must report the change.
     pub(super) fn leave(&self) {
         self.left.store(true, Ordering::Release);
     }
@@ -203,7 +201,7 @@ impl Desk {
     }
 }
 
-/// The end of the runner, of which every handle is told.
+/// The end of the runner, which is reported to every handle.
 pub(super) struct End {
     reason: OnceLock<Arc<str>>,
     desks: Mutex<Vec<Arc<Desk>>>,
@@ -214,13 +212,12 @@ impl End {
         End { reason: OnceLock::new(), desks: Mutex::new(Vec::new()) }
     }
 
-    /// A handle comes. It has to look at the reason after this: an end that is not there yet finds its desk
-    /// and rings.
+    /// Adds a handle, which must check the reason afterwards: a later end finds its desk and rings.
     pub(super) fn join(&self, desk: Arc<Desk>) {
         lock(&self.desks).push(desk);
     }
 
-    /// A handle has gone.
+    /// Removes a handle.
     pub(super) fn forget(&self, desk: &Arc<Desk>) {
         lock(&self.desks).retain(|other| !Arc::ptr_eq(other, desk));
     }
@@ -235,13 +232,13 @@ impl End {
         let _ = self.reason.set(reason.into());
     }
 
-    /// Wakes every handle, which finds the reason.
+    /// Wakes every handle, which then reads the reason.
     pub(super) fn tell(&self) {
         lock(&self.desks).iter().for_each(|desk| desk.bell.ring());
     }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that is done under these locks can be half done.
+    // No operation under these locks can be left incomplete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,6 @@
-//! A directory of sockets that one user alone can reach.
+//! A directory of sockets that only one user can access.
 //!
-//! Root looks into those of all users, so the entries of a directory are reached from what was opened and checked.
+//! Root reads those of all users, so the entries of a directory are opened relative to the opened and checked directory.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
@@ -18,7 +18,7 @@ use rustix::process::geteuid;
 /// In /tmp only its owner and root can remove it.
 const CURE: &str = "remove it, or (unless you are root) set XDG_RUNTIME_DIR to a directory of your own";
 
-/// Entries that are looked at.
+/// The most entries read.
 const MAX_ENTRIES: usize = 4096;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Directory {
         Ok(Directory { fd, path: path.to_owned(), owner })
     }
 
-    /// Makes one of this user's, or opens it.
+    /// Opens this user's directory; creates it if necessary.
     pub(super) fn make(path: &Path) -> io::Result<Directory> {
         let fd = private_directory::make(path).map_err(with_cure)?;
         Ok(Directory { fd, path: path.to_owned(), owner: geteuid().as_raw() })
@@ -49,7 +49,7 @@ impl Directory {
         self.owner
     }
 
-    /// What is named as a socket is, in order.
+    /// The entries with a socket's name, in order.
     pub(super) fn names(&self) -> io::Result<Vec<OsString>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd)?.take(MAX_ENTRIES) {
@@ -63,19 +63,18 @@ impl Directory {
         Ok(names)
     }
 
-    /// Connects to a socket, without waiting: a process that answers nobody any more has a full backlog.
-    /// The stream does not block.
+    /// Connects to a socket, without waiting: a process that no longer answers has a full backlog. The stream does not block.
     pub(super) fn connect(&self, name: &OsStr) -> io::Result<UnixStream> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = fs::openat(&self.fd, name, flags, Mode::empty())?;
         if FileType::from_raw_mode(fs::fstat(&entry)?.st_mode) != FileType::Socket {
             return Err(io::Error::other("is no socket"));
         }
-        // Whatever is under that name by now, this is what was looked at; and it is never too long.
+        // This is the entry that was checked, even if the name was replaced meanwhile; and the path is never too long.
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", entry.as_raw_fd()))?;
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // A kernel that can't lets who listens hold up this process.
+        // On a kernel without this, the listening process can block this one.
         let _ = refuse_descriptors(&socket);
         net::connect(&socket, &address).map_err(|error| match io::Error::from(error) {
             error if error.kind() == ErrorKind::NotFound => {
@@ -95,8 +94,8 @@ impl Directory {
         }
     }
 
-    /// Removes a socket if it refuses connections. One that takes them is of a live process, which another
-    /// PID namespace can hide.
+    /// Removes a socket if it refuses connections. One that accepts them belongs to a live process, which another PID namespace
+    /// can hide.
     pub(super) fn remove_dead(&self, name: &OsStr) {
         let refuses = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
         if self.connect(name).is_err_and(refuses) {
@@ -115,7 +114,7 @@ fn with_cure(error: io::Error) -> io::Error {
     }
 }
 
-/// Of the name of a socket, `PID.NUMBER.DEVICE`.
+/// From the name of a socket, `PID.NUMBER.DEVICE`.
 fn pid_of(name: &OsStr) -> Option<u32> {
     name.to_str()?.split_once('.')?.0.parse().ok()
 }

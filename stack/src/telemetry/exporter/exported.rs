@@ -1,7 +1,7 @@
-//! The contexts on this machine that show themselves: where their sockets are, and what they say.
+//! The exported contexts on this machine: their sockets and their metrics.
 //!
-//! Root reads what other users have put there, so a directory is one of a user only if the kernel says so,
-//! and so is a text one of a process; and whatever a user puts there, it costs others little.
+//! Root reads directories of other users, so the owner of a directory and the process of a text are those that the kernel
+//! reports; and no user's entries can delay others for long.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,35 +22,34 @@ use super::directory::Directory;
 use super::{OF_OTHERS, OF_ROOT, OF_SESSIONS, OTHERS_PREFIX, own_directory};
 use crate::telemetry::metrics::Metrics;
 
-/// How long directories are looked for.
+/// How long to search for directories.
 const LONGEST_SEARCH: Duration = Duration::from_secs(1);
-/// Users that are looked at.
+/// The most users.
 const MAX_USERS: usize = 256;
-/// What is wrong with so many directories is said, and with so many sockets of one user.
+/// The most directories whose problems are reported, and the most sockets of one user.
 const MAX_NAMED: usize = 16;
 
-/// How long a process has to answer.
+/// The time limit for a process to answer.
 const LONGEST_ANSWER: Duration = Duration::from_secs(1);
-/// How long new ones are asked.
+/// How long new processes are asked.
 const LONGEST_ROUND: Duration = Duration::from_secs(2);
-/// Processes that are asked at a time.
+/// Processes asked concurrently.
 const MAX_OPEN: usize = 64;
-/// Bytes of a text; ten times what there is.
+/// The most bytes of a text; ten times the usual length.
 const LARGEST_TEXT: usize = 1 << 18;
-/// The labels that no two contexts have in common.
+/// The labels that identify a context.
 const TOLD_APART_BY: [&str; 4] = ["pid", "uid", "context", "device"];
-/// Contexts and bytes of texts of one user, and of all.
+/// The most contexts and bytes of texts, of one user and of all.
 const MAX_OF_USER: (usize, usize) = (256, 8 << 20);
 const MAX_OF_ALL: (usize, usize) = (1024, 16 << 20);
 
-/// The contexts on this machine that show themselves, as far as this process may see them.
+/// The exported contexts on this machine, as far as this process may access them.
 #[derive(Debug, Default)]
 pub struct Exported {
     users: Vec<User>,
-    /// Directories that may have more, of other users.
+    /// Directories of other users that may have more contexts.
     pub forbidden: Vec<PathBuf>,
-    /// What looks like a directory of sockets and is none that can be trusted, and why; and where
-    /// there is more than is looked at.
+    /// Directories of sockets that can't be trusted, with the reason; and directories with more entries than are read.
     pub skipped: Vec<(PathBuf, io::Error)>,
     /// More that were skipped.
     unnamed: usize,
@@ -64,7 +63,7 @@ struct User {
 }
 
 impl Exported {
-    /// Looks for them, for a second at most. What dead processes of this user left behind is removed.
+    /// Searches for them, for at most a second. Sockets of dead processes of this user are removed.
     pub fn find() -> Exported {
         let mut exported = Exported::default();
         let deadline = Instant::now() + LONGEST_SEARCH;
@@ -91,15 +90,15 @@ impl Exported {
         exported
     }
 
-    /// Their sockets, named `PID.NUMBER.DEVICE`. Whoever connects gets a context's
-    /// [`Metrics`] as text, then the end. One that refuses is of a process that has ended.
+    /// Their sockets, named `PID.NUMBER.DEVICE`. A connection returns a context's [`Metrics`] as text, then the end of file. A
+    /// socket that refuses connections belongs to a process that has ended.
     pub fn sockets(&self) -> impl Iterator<Item = PathBuf> {
         self.users.iter().flat_map(|user| user.names.iter().map(|name| user.directory.path().join(name)))
     }
 
-    /// Asks all of them, for three seconds at most, and says whose fault it is if one can't be read.
-    /// Those that have ended meanwhile are left out. Every value has the labels `pid` and `uid`, which
-    /// are the kernel's word. One with the `pid`, `uid`, `context` and `device` of another is left out.
+    /// Reads all of them, for at most three seconds, and reports which ones can't be read, and why. Those that have ended
+    /// meanwhile are left out. Every value has the labels `pid` and `uid`, which the kernel reports. A context with the `pid`,
+    /// `uid`, `context` and `device` of another is left out.
     pub fn read(&self) -> Vec<(PathBuf, io::Result<Metrics>)> {
         let mut answers: Vec<Reply> = Vec::new();
         let end = Instant::now() + LONGEST_ROUND;
@@ -149,7 +148,7 @@ impl Exported {
         answers
     }
 
-    /// All sockets, one of each user after the other: whoever has many does not keep others waiting.
+    /// All sockets, one of each user in turn: a user with many does not delay others.
     fn in_turn(&self) -> impl Iterator<Item = (usize, &User, &OsStr)> {
         let most = self.users.iter().map(|user| user.names.len()).max().unwrap_or(0);
         (0..most).flat_map(|turn| {
@@ -160,8 +159,7 @@ impl Exported {
         })
     }
 
-    /// Looks at what users have in `parent`, where the uid is what follows `prefix` in a name. Fails where
-    /// there is more than is looked at.
+    /// Reads the users' directories in `parent`, named `prefix` and the uid. Fails if there are more than are read.
     fn search(
         &mut self,
         parent: &str,
@@ -189,11 +187,11 @@ impl Exported {
         Ok(())
     }
 
-    /// Looks into what should belong to a user who is called `uid` outside of this user namespace.
+    /// Reads a directory that should belong to the user with the number `uid` outside this user namespace.
     fn look_into_of(&mut self, path: PathBuf, uid: u32, ids: &UserIds) {
         match ids.inside(uid) {
             Some(owner) => self.look_into(path, owner),
-            // Nobody here may look into it.
+            // This process may not read it.
             None if path.is_dir() => self.forbidden.push(path),
             None => {}
         }
@@ -211,7 +209,7 @@ impl Exported {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => match path.symlink_metadata() {
                 Ok(found) if found.is_dir() && found.uid() == owner => self.forbidden.push(path),
                 Ok(_) => self.skip(path, error),
-                // In a directory that is closed itself, nobody knows what there is.
+                // The contents of an inaccessible directory are unknown.
                 Err(_) => {}
             },
             Err(error) => self.skip(path, error),
@@ -232,15 +230,15 @@ fn uid_of(name: &str, prefix: &str) -> Option<u32> {
     digits.parse().ok().filter(|uid: &u32| uid.to_string() == digits)
 }
 
-/// What one of them says.
+/// The answer of a context.
 type Reply = (PathBuf, io::Result<Metrics>);
 
-/// What was read of a user, and what was not.
+/// What was read of a user's contexts, and what was not.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     contexts: usize,
     bytes: usize,
-    /// Those that are named.
+    /// The named ones.
     failures: usize,
     left_out: usize,
 }
@@ -254,7 +252,7 @@ impl Share {
         })
     }
 
-    /// One of them can't be read.
+    /// A context can't be read.
     fn fail(&mut self, answers: &mut Vec<Reply>, path: PathBuf, error: io::Error) {
         match self.failures < MAX_NAMED {
             true => answers.push((path, Err(error))),
@@ -268,13 +266,13 @@ impl Share {
     }
 }
 
-/// One socket that is read.
+/// A socket to read.
 struct Conversation {
-    /// Whose it is, by number.
+    /// The number of its user.
     user: usize,
     path: PathBuf,
     stream: UnixStream,
-    /// Who listens there.
+    /// The listening process.
     peer: Credentials,
     deadline: Instant,
     text: Vec<u8>,
@@ -282,7 +280,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// `None` if nobody is there any more.
+    /// `None` if the process has ended.
     fn begin(number: usize, user: &User, name: &OsStr) -> io::Result<Option<Conversation>> {
         let stream = match user.directory.connect(name) {
             Ok(stream) => stream,
@@ -305,7 +303,7 @@ impl Conversation {
         Ok(Some(Conversation { user: number, path, stream, peer, deadline, text: Vec::new(), end: None }))
     }
 
-    /// Takes what has come. Returns whether there is an end of it.
+    /// Reads the available bytes. Returns whether the text has ended.
     fn advance(&mut self) -> bool {
         let mut piece = [0; 1 << 14];
         while self.end.is_none() {
@@ -333,7 +331,7 @@ impl Conversation {
         true
     }
 
-    /// What it said.
+    /// The text read.
     fn answer(self) -> Reply {
         let Conversation { path, peer, text, end, .. } = self;
         let read = || {
@@ -346,8 +344,8 @@ impl Conversation {
     }
 }
 
-/// Takes out what has the labels of another one: the kernel has no number for processes of other PID
-/// namespaces, and a series is in a scrape once.
+/// Removes contexts with the labels of another one: the kernel has no PID here for processes of other PID namespaces, and a
+/// scrape must contain a series only once.
 fn refuse_repeats(answers: &mut [Reply]) {
     let mut seen: HashMap<[String; 4], PathBuf> = HashMap::new();
     for (path, answer) in answers {
@@ -375,14 +373,14 @@ fn no_answer() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "does not answer; does it poll its context?")
 }
 
-/// Waits until one of them has something to say, or has had its time.
+/// Waits until one of them is readable, or its time limit is reached.
 fn wait(open: &[Conversation]) {
     let first = open.iter().map(|conversation| conversation.deadline).min();
     let left = first.map(|first| first.saturating_duration_since(Instant::now())).unwrap_or_default();
     let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
     let mut fds: Vec<PollFd<'_>> =
         open.iter().map(|conversation| PollFd::new(&conversation.stream, PollFlags::IN)).collect();
-    // Whatever ends it early, each is looked at.
+    // If it ends early, each one is checked anyway.
     let _ = poll(&mut fds, Some(&timeout));
 }
 
@@ -401,8 +399,8 @@ mod tests {
         }
     }
 
-    /// The kernel has no number for a process of another PID namespace, so two of them can look like one; and
-    /// who scrapes refuses all of a text in which a series is twice.
+    /// The kernel has no PID here for a process of another PID namespace, so two of them can look like one; and a scraper refuses
+    /// a whole text that contains a series twice.
     #[test]
     fn no_context_is_there_twice() {
         let path = std::env::temp_dir().join(format!("ferroce-twins-{}", std::process::id()));
