@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ferroce::{Idle, Psn, ReadyToSend};
+use ferroce::Idle;
 use ferroce_collectives::{Algorithm, Bootstrap, DataType, Options, Reduction, SharedMemory};
 use ferroce_driver::machine::Machine;
 
@@ -295,13 +295,6 @@ impl Args {
 
     fn timeout(&self) -> Duration {
         self.timeout.0
-    }
-
-    /// For how long a rank may be silent before another one gives it up.
-    fn retry_budget(&self) -> Duration {
-        let Options { ack_timeout, retry_count, .. } = self.options();
-        let attributes = ReadyToSend::new(Psn::new(0)).timeout_at_least(ack_timeout);
-        attributes.ack_timeout().unwrap_or_default() * (u32::from(retry_count) + 1)
     }
 
     /// A rank that spins keeps its core from the others on it, and one of them is who it waits for.

@@ -324,13 +324,19 @@ fn late(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
             *known = (*known).max(this);
         }
     }
-    let mut order: Vec<(Duration, u32)> = seen.iter().map(|(rank, (all, ..))| (*all, *rank)).collect();
-    order.sort_unstable_by(|one, other| other.cmp(one));
-    let (all, rank) = *order.first()?;
-    let next = order.get(1).map_or(Duration::ZERO, |(all, _)| *all);
+    let (all, rank) = outstanding(seen.iter().map(|(rank, (all, ..))| (*all, *rank)))?;
     let (_, operations, of, most) = seen[&rank];
-    let is_late = operations > 0 && all > next * OUTSTANDING && all >= elapsed(ranks) / PART_LATE;
+    let is_late = operations > 0 && all >= elapsed(ranks) / PART_LATE;
     is_late.then_some(Finding::Late { rank, operations, of, all, most })
+}
+
+/// The rank with the longest time, if it is [`OUTSTANDING`] times that of the next one, and the time.
+fn outstanding(times: impl Iterator<Item = (Duration, u32)>) -> Option<(Duration, u32)> {
+    let mut order: Vec<(Duration, u32)> = times.collect();
+    order.sort_unstable_by(|one, other| other.cmp(one));
+    let first = *order.first()?;
+    let next = order.get(1).map_or(Duration::ZERO, |(time, _)| *time);
+    (first.0 > next * OUTSTANDING).then_some(first)
 }
 
 /// The time since the first operation started.
@@ -340,13 +346,9 @@ fn elapsed(ranks: &BTreeMap<u32, Member<'_>>) -> Duration {
 
 /// Ranks that were off their cores.
 fn away(ranks: &BTreeMap<u32, Member<'_>>) -> Option<Finding> {
-    let mut order: Vec<(Duration, u32)> =
-        ranks.iter().map(|(rank, member)| (member.own.away, *rank)).collect();
-    order.sort_unstable_by(|one, other| other.cmp(one));
-    let (all, rank) = *order.first()?;
-    let next = order.get(1).map_or(Duration::ZERO, |(all, _)| *all);
+    let (all, rank) = outstanding(ranks.iter().map(|(rank, member)| (member.own.away, *rank)))?;
     let of = ranks[&rank].elapsed()?;
-    let is_away = all > next * OUTSTANDING && all >= of / PART_AWAY;
+    let is_away = all >= of / PART_AWAY;
     is_away.then_some(Finding::Away { rank, all, most: ranks[&rank].own.away_at_most, of })
 }
 

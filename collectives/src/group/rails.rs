@@ -13,13 +13,19 @@ impl Group {
         why: &str,
     ) -> Result<(), Error> {
         let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
-        if !channel.paths()[rail].is_left() {
-            fallback::without_rail(process.ports, (self.rank, peer, rail), why);
-            self.log.rail_is_left(peer, rail);
-        }
+        let was_left = channel.paths()[rail].is_left();
         channel.leave((process.ports, process.now), rail, self.options.retry_budget())?;
+        if !was_left {
+            self.report_left(process, (peer, rail), why);
+        }
         self.next_look = Nanos::ZERO;
         Ok(())
+    }
+
+    /// Reports that a rail to a peer is not in use: in the log, the metrics and the flight recorder.
+    fn report_left(&self, process: &mut Process<'_>, (peer, rail): (u32, usize), why: &str) {
+        fallback::without_rail(process.ports, (self.rank, peer, rail), why);
+        self.log.rail_is_left(peer, rail);
     }
 
     /// A peer has left a rail.
@@ -39,8 +45,7 @@ impl Group {
         let patience = self.options.retry_budget();
         let answer = channel.hear_left((process.ports, process.now), left, patience)?;
         if !was_left && channel.paths()[rail].is_left() {
-            fallback::without_rail(process.ports, (self.rank, from, rail), "the peer has left it");
-            self.log.rail_is_left(from, rail);
+            self.report_left(process, (from, rail), "the peer has left it");
         }
         self.next_look = Nanos::ZERO;
         answer.map_or(Ok(()), |answer| self.tell(process, from, Message::Left(answer)))
@@ -66,9 +71,9 @@ impl Group {
             return self.leave_rail(process, (peer, rail), why);
         }
         if let Some(rail) = channel.missed(patience / 4) {
-            fallback::without_rail(process.ports, (self.rank, peer, rail), "nothing has come by it so far");
-            self.log.rail_is_left(peer, rail);
+            self.report_left(process, (peer, rail), "nothing has come by it so far");
         }
+        let Some(channel) = &mut self.peers[peer as usize].channel else { return Ok(()) };
         let (doubts, is_to_be_mended) = (channel.doubts(process.now, timeout), channel.is_to_be_mended());
         if doubts {
             // The peer must be heard of again, by another rail.

@@ -198,7 +198,9 @@ impl Job {
     fn let_them_record(&mut self, args: &Args, interrupt: &Interrupt) {
         /// To notice it behind the retry budget; and to write.
         const MORE: Duration = Duration::from_secs(1);
-        if std::env::var_os(FOLDER).is_some() && !self.end_within(args.retry_budget() + MORE, interrupt) {
+        if std::env::var_os(FOLDER).is_some()
+            && !self.end_within(args.options().retry_budget() + MORE, interrupt)
+        {
             self.signal(Signal::TERM);
             self.end_within(MORE, interrupt);
         }
