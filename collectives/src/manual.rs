@@ -156,7 +156,7 @@
 //! | which rank the others wait for, in which operation, and what it does | what each rank waits for, how many operations it has called, when it last polled | 1 s without progress |
 //! | which rank starts operations later than the others, how often, by how much | each message says how long its sender has been in the operation; no clocks are compared | twice as late as the next rank, and 1 % of the time |
 //! | which rank was off its core while it waited | iterations of [`wait`](Collectives::wait) that took at least 10 ms too long | twice as long as the next rank, and 5 % of the time |
-//! | which port or link is slower than the others, both ways or one way | the fastest transfer of 512 KiB or more, of links that have moved 16 MiB | 0.7 of the others |
+//! | which port or link is slower than the others, both ways or one way | the fastest transfer of 128 KiB or more, of links that have moved 16 MiB | 0.7 of the others |
 //! | which rail has failed | what each rank has noticed | at once |
 //! | whose device hangs | computations that do not complete | 1 s |
 //!

@@ -173,7 +173,7 @@ impl Log {
     /// Chunks of this many bytes were outstanding to a peer for this time.
     pub(crate) fn was_sending(&self, peer: u32, bytes: u64, time: Duration) {
         /// Shorter transfers measure latency rather than bandwidth.
-        const LEAST: u64 = 512 << 10;
+        const LEAST: u64 = 128 << 10;
         self.of_peer(peer, at::SENDING, nanos(time));
         if bytes >= LEAST
             && let Some(base) = peer_at(peer)
