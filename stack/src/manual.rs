@@ -10,6 +10,7 @@
 //! | [`errors`] | every completion status, error and event: cause and remedy |
 //! | [`performance`] | what to tune, how to measure |
 //! | [`operating`] | what a host needs; counters, `ferroce stat`, `ferroce doctor`, the log, captures |
+//! | [`glossary`] | the terms of RDMA, networks, GPUs and collectives |
 //!
 //! All examples are tests: they run over [`driver::loopback`](crate::driver::loopback), ports inside one process. On a network,
 //! open the device by its name instead ([`Device::open`](crate::Device::open)).
@@ -22,6 +23,7 @@ pub mod connecting;
 pub mod device_memory;
 pub mod errors;
 pub mod first_program;
+pub mod glossary;
 pub mod memory;
 pub mod operating;
 pub mod performance;
