@@ -163,7 +163,7 @@ fn parse_pfc(value: &[u8]) -> Option<Pfc> {
 fn parse_ets(value: &[u8]) -> Option<Ets> {
     let table = |at: usize| <[u8; PRIORITIES]>::try_from(value.get(at..at + PRIORITIES)?).ok();
     let class = table(27)?;
-    // Priorities can't be in a nonexistent class.
+    // Refuses classes that do not exist.
     if class.iter().any(|class| usize::from(*class) >= PRIORITIES) {
         return None;
     }

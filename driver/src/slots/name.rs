@@ -228,7 +228,7 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // Whoever waits for this file finds that it is gone, and takes a new one.
+        // A process that waits for this file finds that it was removed, and creates a new one.
         let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
     }
 }

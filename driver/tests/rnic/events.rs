@@ -1,4 +1,4 @@
-//! Events: of completion channels, and asynchronous ones.
+//! Events of completion channels, and asynchronous events.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn a_channel_tells_of_what_was_asked_for() {
     assert!(is_readable(b.channel.fd().unwrap(), Duration::ZERO));
     send(0);
     assert_eq!((b.channel.event().unwrap(), b.channel.event().unwrap()), (Some(201), None));
-    // Only solicited ones, or errors; who asked for any gets any.
+    // Only solicited completions or errors; a request for all completions gets all.
     b.receives.request_event(true).unwrap();
     send(0);
     assert_eq!(b.channel.event().unwrap(), None);
@@ -61,7 +61,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
     assert!(b.events().is_empty());
     a.post(SendOperation::Send, &[]);
     assert_eq!((b.events(), srq.limit().unwrap()), (vec![(15, srq.id())], 0));
-    // Once.
+    // Only once.
     a.post(SendOperation::Send, &[]);
     assert!(b.events().is_empty());
     assert_eq!(errno(&srq.set_limit(17).unwrap_err()), libc::EINVAL);
@@ -80,19 +80,19 @@ fn events_name_what_they_are_of() {
     assert!(is_readable(a.device.event_fd().unwrap(), Duration::ZERO));
     assert_eq!(a.events(), [1, 2, 3, 6, 7, 16].map(|kind| (kind, a.qp.id())));
     assert!(b.events().is_empty());
-    // The newest completion queue is the one for receives of the second end.
+    // The newest completion queue is that of the second end's receives.
     assert_eq!((stub.raise(0, 0), stub.raise(0, 3), stub.raise(0, 4)), (1, 1, 0));
     assert_eq!((a.events(), b.events()), (vec![(0, a.sends.id())], vec![(0, b.receives.id())]));
     assert_eq!(stub.raise(14, 0), 1);
     assert_eq!(b.events(), [(14, b.srq.as_ref().unwrap().id())]);
-    // Of ports, and of kinds that are not known yet.
+    // Events of ports, and unknown kinds.
     for kind in [9, 10, 11, 12, 13, 17, 18, 4711] {
         assert_eq!(stub.raise(kind, 1), 2);
         assert_eq!((a.events(), b.events()), (vec![(kind as u32, 1)], vec![(kind as u32, 1)]));
     }
 }
 
-/// Events that nobody took go with what they are of.
+/// Events that were not taken are discarded with their objects.
 #[test]
 fn what_goes_takes_its_events_along() {
     let Some(stub) = good() else { return };
@@ -125,7 +125,7 @@ fn a_device_that_is_pulled_out() {
     assert_eq!(errno(&a.device.details().unwrap_err()), libc::EIO);
     assert!(is_readable(a.channel.fd().unwrap(), Duration::ZERO));
     assert_eq!(errno(&a.channel.event().unwrap_err()), libc::EIO);
-    // The memory is never given back: the card may still write it.
+    // The memory is never released, because the card may still write it.
     let (region, error) = a.region.deregister().unwrap_err();
     assert_eq!((errno(&error), region.len()), (libc::EIO, 8192));
 }

@@ -1,4 +1,4 @@
-//! What devices tell of themselves.
+//! The attributes of devices.
 
 use ferroce_driver::Error;
 use ferroce_driver::rnic::{Rnic, RnicGidKind, Verbs};
@@ -37,7 +37,7 @@ fn no_library_and_no_devices_are_told_apart() {
         let Some(stub) = Stub::build(&[wrong]) else { return };
         assert_eq!(rnics(&stub).unwrap().len(), 0, "{wrong}");
     }
-    // The system's, where there is one.
+    // The system's library, if there is one.
     match Verbs::load() {
         Ok(verbs) => println!("libibverbs.so.1 of the system: {:?}", verbs.rnics()),
         Err(error) => assert!(matches!(error, Error::NoVerbs { .. }), "{error}"),
@@ -68,14 +68,14 @@ fn each_function_may_fail() {
         let rnics = rnics(&stub).unwrap();
         let error = rnics[0].details.as_ref().unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
-        // One that can't be opened says nothing of the others.
+        // A device that can't be opened does not affect the others.
         assert_eq!(rnics[1].details.is_ok(), wrong == "FAIL_OPEN_DEVICE", "{:?}", rnics[1]);
     }
     let Some(stub) = Stub::build(&["FAIL_CLOSE_DEVICE"]) else { return };
     assert!(rnics(&stub).unwrap().iter().all(|rnic| rnic.details.is_ok()));
 }
 
-/// Counts and lengths that can't be are believed as far as there is memory for them.
+/// Counts and lengths that are invalid are accepted up to the limits.
 #[test]
 fn garbage_is_not_believed() {
     let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
