@@ -169,7 +169,8 @@ fn source_ports_are_those_that_rxe_uses() {
     );
 }
 
-/// As if the headers had been made with it: IPv4 with its checksum, IPv6, with a VLAN tag, RoCE v1, without a link header.
+/// As if the headers had been created with it: IPv4 with its checksum, IPv6, with a VLAN tag, RoCE v1, without a link
+/// header.
 #[test]
 fn the_traffic_class_of_a_path_can_be_changed() {
     for (ipv6, vlan, is_v1, without_link) in [
