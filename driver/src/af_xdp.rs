@@ -549,7 +549,7 @@ fn raise_memlock_limit() {
     }
 }
 
-/// The system's error behind one of xsk-rs.
+/// The system's error that caused one of xsk-rs.
 fn os_cause(error: &(dyn std::error::Error + 'static)) -> io::Error {
     let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     match cause.and_then(io::Error::raw_os_error) {

@@ -69,7 +69,7 @@ enum Block {
     Device(Arc<dyn gpu::Block>),
 }
 
-/// Who may access memory.
+/// The possible users of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryKind {
@@ -77,7 +77,7 @@ pub enum MemoryKind {
     Owned,
     /// All holders of its handles, at the same time.
     Shared,
-    /// Anybody.
+    /// Anything that has the pointer.
     Foreign,
     /// A GPU. The CPU does not access it.
     Device,

@@ -1,11 +1,11 @@
 //! Shared memory between processes of one user on this host: no wire, no kernel.
 //!
-//! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and sends to
 //! [`Shm`] joins a switch by its name. A process takes a slot of the switch, as on an address that processes share, and
 //! sends to each other process through a ring in memory that both have mapped. A frame is written into the ring, its
 //! payload directly from registered memory. The receiver copies the frame before it parses it, so the ring may contain
 //! anything at any time: the processes need not trust each other. A process with nothing to do sleeps and is woken by
 //! its bell. The bell is a socket, because a context may also wait for other descriptors, and a futex has none.
+//!
 //! - `ring.rs`: one ring
 //! - `links.rs`: all rings of a context
 //! - `route.rs`: the ring for each neighbour

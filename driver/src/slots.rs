@@ -233,8 +233,8 @@ struct Thread {
 impl Slot {
     /// Takes `count` slots of the group `what`, which is called `known_as` in messages.
     ///
+    /// # Errors
     /// [`Error::Sharing`]; the resource's errors.
-    /// [`Error::Sharing`]; those of the resource.
     pub(crate) fn join(
         what: &str,
         known_as: String,

@@ -115,7 +115,7 @@ fn functions_of_rings_do_what_those_of_libxdp_do() {
                 peeked = 0;
             }
             7 => {
-                // The kernel takes what was submitted, and gives what there is room for.
+                // The kernel takes the submitted descriptors, and adds as many as there is room for.
                 let taken = n.min(tx.producer.get().wrapping_sub(tx.consumer.get()));
                 let given = n.min(SIZE - rx.producer.get().wrapping_sub(rx.consumer.get()));
                 for tx in [&tx, &c_tx] {

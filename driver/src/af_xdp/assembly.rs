@@ -1,8 +1,8 @@
 //! Joining the descriptors of one received frame.
 //!
-//! The kernel takes chunks in the order in which they come back to it, so the pieces of a frame almost always lie in
+//! The kernel takes chunks in the order in which it gets them back, so the pieces of a frame are almost always in
 //! neighbouring chunks, with the headroom of one chunk between them. Then a later piece, which is the shorter one, is
-//! moved down by these 256 bytes, behind the piece before it. If the chunks are not neighbours, or a burst ends between
+//! moved down by these 256 bytes, to the end of the piece before it. If the chunks are not neighbours, or a burst ends between
 //! them, the frame is copied as a whole.
 
 use xsk_rs::umem::frame::FrameDesc;

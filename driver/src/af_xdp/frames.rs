@@ -95,8 +95,8 @@ impl Frames {
 
     /// The bytes of a received descriptor.
     ///
+    /// # Safety
     /// The kernel must have handed over the chunks of these bytes, and must not have got them back.
-    /// back.
     pub(super) unsafe fn bytes(&self, address: usize, len: usize) -> &[u8] {
         assert!(address.checked_add(len).is_some_and(|end| end <= self.len), "descriptor outside the UMEM");
         // SAFETY: in bounds, and mapped as long as `umem` exists. The caller guarantees that nothing writes them

@@ -75,7 +75,7 @@ impl Word {
         let address: [u8; 16] = *bytes.first_chunk()?;
         let (slot, number) = (usize::from(bytes[16]), u64::from_ne_bytes(*bytes.last_chunk()?));
         let from = Neighbour { address: IpAddr::from(address).to_canonical(), slot };
-        // A message without this field is from a context with an ICRC.
+        // Every value except 0 means with an ICRC.
         (slot < SLOTS).then_some(Word { from, number, icrc: bytes[17] != 0 })
     }
 }
@@ -119,7 +119,7 @@ impl Links {
         if !is_time {
             return;
         }
-        // Frames wait only for the first answer of a process.
+        // Frames wait only after the first offer to a process.
         let is_offered = match self.offer(slot, to, route == Route::Unknown) {
             Ok(is_offered) => is_offered,
             Err(error) => {
@@ -189,7 +189,7 @@ impl Links {
         let watch = self.watch(slot, mailbox);
         self.incoming.push(Incoming::new((from, to), ring, (watch, number), icrc || self.icrc));
         self.has_fresh = true;
-        // The ring serves for answers, which then need no resolution.
+        // Answers are sent through memory too, and need no resolution.
         self.add_address(from.address);
     }
 

@@ -25,7 +25,7 @@ pub(super) fn claim(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd,
     Ok(socket)
 }
 
-/// Opens another socket beside the one from [`claim`]. Linux admits only sockets of the same user.
+/// Opens another socket on the address of the one from [`claim`]. Linux admits only sockets of the same user.
 pub(super) fn join(config: &UdpConfig, place: &LocalAddress) -> Result<OwnedFd, Error> {
     open(config, place, true)
 }
