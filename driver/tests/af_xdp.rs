@@ -123,7 +123,7 @@ fn a_burst_is_announced_before_it_is_taken() {
 /// A burst takes 64 descriptors: 21 frames of three and the first third of the last one, whose chunk the kernel gets
 /// back before the rest is taken, because it has no other chunk for this frame.
 #[test]
-fn a_frame_that_a_burst_cuts_arrives_whole() {
+fn a_frame_across_two_bursts_arrives_whole() {
     let Some(pair) = Namespaces::new(9000) else { return };
     let mut a = pair.in_a(open);
     let config = AfXdpConfig::new(VETH).sharing(false).rx_frames(128);
@@ -268,7 +268,7 @@ fn the_interface_joins_multicast_groups() {
 }
 
 #[test]
-fn generic_mode_where_the_interface_has_no_native_one() {
+fn generic_mode_if_the_interface_has_no_native_one() {
     let Some(pair) = Namespaces::new(9000) else { return };
     ip(&format!("-n {} link add br0 mtu 9000 type bridge", pair.b));
     ip(&format!("-n {} link set {VETH} master br0", pair.b));
@@ -334,7 +334,7 @@ fn losses_are_counted() {
 }
 
 #[test]
-fn wait_ends_with_a_frame_or_with_its_time() {
+fn wait_ends_with_a_frame_or_its_timeout() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
@@ -369,7 +369,7 @@ fn wait_ends_with_its_waker() {
 }
 
 #[test]
-fn a_wait_from_outside_ends_with_each() {
+fn a_wait_by_the_caller_ends_with_each_event() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(open);
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);

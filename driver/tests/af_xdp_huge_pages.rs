@@ -54,7 +54,7 @@ fn meminfo(field: &str) -> Option<usize> {
 }
 
 #[test]
-fn frames_are_on_huge_pages_where_enough_are_free() {
+fn frames_are_on_huge_pages_if_enough_are_free() {
     let Some(pair) = Namespaces::new(1500) else { return };
     // The second size, 4.2 MiB, is not a multiple of a huge page.
     let sizes = [(8192, 1024), (2048, 100)];

@@ -110,7 +110,7 @@ fn a_busy_queue_is_named_and_its_owner_undisturbed() {
 }
 
 #[test]
-fn missing_rights_are_named_with_the_cure() {
+fn missing_capabilities_are_named_with_the_remedy() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let without = |capabilities: &[u32]| {
         pair.in_a(|| {
@@ -147,7 +147,7 @@ fn the_documented_capabilities_are_enough() {
 }
 
 #[test]
-fn too_little_locked_memory_is_named_with_the_cure() {
+fn too_little_locked_memory_is_named_with_the_remedy() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let mut child = spawn(&pair.a, "memlock");
     let error = read_line(&mut child);

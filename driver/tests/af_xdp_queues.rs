@@ -150,7 +150,7 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
 }
 
 #[test]
-fn one_port_hears_all_queues_and_spreads_what_it_sends() {
+fn one_port_receives_from_all_queues_and_spreads_its_frames() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     assert!(b.capabilities().description.contains("all 4 queues"), "{}", b.capabilities().description);
@@ -161,7 +161,7 @@ fn one_port_hears_all_queues_and_spreads_what_it_sends() {
 }
 
 #[test]
-fn frames_of_several_chunks_come_on_all_queues() {
+fn frames_of_several_chunks_arrive_on_all_queues() {
     let Some(pair) = Namespaces::with_queues(9000, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     let counts = exchange_flows(&mut a, &mut b, 20, 9014);
@@ -222,7 +222,7 @@ fn a_wait_ends_with_a_frame_on_any_queue() {
 
 /// The owner of a queue is not disturbed, and is named. The queues opened before are closed again.
 #[test]
-fn a_queue_of_somebody_else_is_named() {
+fn the_owner_of_a_busy_queue_is_named() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = pair.in_a(|| open_one(2));
     let mut owner = pair.in_b(|| open_one(2));
@@ -244,7 +244,7 @@ fn a_queue_of_somebody_else_is_named() {
 
 /// A queue that only receives also works.
 #[test]
-fn queues_that_only_receive_are_heard_too() {
+fn queues_that_only_receive_work_too() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let fewer = ["netns", "exec", &pair.b, "ethtool", "-L", VETH, "tx", "1"];
     match std::process::Command::new("ip").args(fewer).status() {

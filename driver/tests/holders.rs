@@ -83,7 +83,7 @@ fn a_socket_is_not_opened_where_af_xdp_takes_the_packets() {
 
 /// A program that repeatedly opens the port for moments can't make an AF_XDP port open without it.
 #[test]
-fn a_port_that_is_open_has_its_addresses() {
+fn an_open_port_has_reserved_its_addresses() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let address: SocketAddr = "10.9.0.2:4791".parse().unwrap();
     let stop = AtomicBool::new(false);
@@ -114,7 +114,7 @@ fn a_port_that_is_open_has_its_addresses() {
 
 /// The kernel keeps an address that was added after the port was opened, and a socket on it receives its packets.
 #[test]
-fn packets_to_other_addresses_go_to_their_sockets() {
+fn packets_to_other_addresses_reach_their_sockets() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let (mut a, mut b) = pair.in_both(|| open_af_xdp().unwrap());
     ip(&format!("-n {} addr add 10.9.0.22/24 dev {VETH}", pair.b));
@@ -145,7 +145,7 @@ fn an_address_can_be_added_to_a_port() {
 
 /// Ports of AF_XDP share the queues of an interface, and the program is detached with the last of them.
 #[test]
-fn ports_on_different_queues_are_beside_each_other() {
+fn ports_on_different_queues_coexist() {
     let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
     let open = |queue| move || AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let [first, second] = [pair.in_b(open(0)), pair.in_b(open(1))];

@@ -106,7 +106,7 @@ fn a_silent_or_unreachable_peer_is_named() {
 
 /// No call waits for a neighbour, whether it answers or not.
 #[test]
-fn asking_for_a_neighbour_takes_no_time() {
+fn resolving_a_neighbour_does_not_block() {
     let Some(pair) = Namespaces::new(1500) else { return };
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH).sharing(false))).unwrap();
     for peer in ["10.9.0.77", "fd09::77"] {

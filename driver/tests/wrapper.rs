@@ -275,7 +275,7 @@ fn filters_forward_every_call_of_sinks_and_sources() {
 }
 
 #[test]
-fn frames_that_do_not_pass_are_dropped_and_the_next_is_asked_for() {
+fn filtered_frames_are_dropped_and_the_next_is_taken() {
     let (mut noted, _) = Noted::new();
     let mut sink = Ends::default();
     noted.rx_burst(Nanos(1), &mut FilteredSink::new(&mut sink, |_| false)).unwrap();

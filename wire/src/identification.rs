@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn powers_come_round() {
+    fn powers_wrap_at_the_order() {
         assert_eq!(power(0), 1 << 31);
         assert_eq!(power(ORDER), 1 << 31);
         assert_eq!(multiply(power(12345), power(ORDER - 12345)), 1 << 31);

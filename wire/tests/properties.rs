@@ -177,7 +177,7 @@ fn guessed<'a>(
 
 proptest! {
     #[test]
-    fn a_frame_is_the_same_from_pieces_and_in_pieces(
+    fn a_frame_is_the_same_from_pieces_and_with_a_separate_payload(
         made in packet(any_payload()), cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..4)
     ) {
         let whole = made.emit();
@@ -187,7 +187,7 @@ proptest! {
 
     /// For every pad. A frame without its Ethernet header is the rest of it.
     #[test]
-    fn what_is_emitted_parses_to_what_it_was_made_from(
+    fn an_emitted_packet_parses_to_the_original(
         mut made in packet(any_payload()), pad in proptest::option::of(0..4_usize)
     ) {
         made.bth.set_pad(pad.unwrap_or(made.bth.pad()));
@@ -236,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn renumbered_is_as_if_made_so(made in packet(any_payload()), to in proptest::collection::vec(any::<u16>(), 1..4)) {
+    fn renumbering_equals_emitting(made in packet(any_payload()), to in proptest::collection::vec(any::<u16>(), 1..4)) {
         let mut identifications = Identifications::default();
         let mut packet = made.emit().split_off(network_start(&made));
         let is_ipv4 = made.network.header == NetworkHeader::Ipv4;
@@ -276,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_damaged_and_found_is_what_the_icrc_says(made in packet(any_payload()), damage in any::<[u8; 6]>()) {
+    fn a_damaged_packet_is_accepted_only_with_a_right_icrc(made in packet(any_payload()), damage in any::<[u8; 6]>()) {
         let mut packet = made.emit().split_off(network_start(&made));
         let end = packet.len();
         packet[end - 6..].iter_mut().zip(damage).for_each(|(byte, damage)| *byte ^= damage);

@@ -116,7 +116,7 @@ fn every_length_of_every_opcode_is_refused_or_right() {
 }
 
 #[test]
-fn what_is_not_roce_is_told_from_what_is_broken() {
+fn other_protocols_and_broken_packets_are_distinguished() {
     let good = tv1();
     let edit = |at: usize, value: u8| {
         let mut bytes = good.clone();

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_program_is_named_and_stays() {
+    fn a_foreign_program_is_named_and_stays() {
         let Some(pair) = Namespaces::new(1500) else { return };
         pair.in_a(|| {
             let (netlink, interface) = veth();

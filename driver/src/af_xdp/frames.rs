@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn huge_pages_are_taken_where_enough_are_free() {
+    fn huge_pages_are_used_if_enough_are_free() {
         let meminfo = |free: usize, kib: usize| {
             format!(
                 "MemTotal: 1 kB\nHugePages_Total: 99\nHugePages_Free:  {free}\nHugePages_Rsvd:  2\n\
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_of_what_is_not_in_flight_changes_nothing() {
+    fn an_unexpected_completion_changes_nothing() {
         let Some((mut frames, mut slots, chunks)) = slot_of_three() else { return };
         let (first, second) = (chunks[0].addr(), chunks[3].addr());
         // Not in flight, outside the slots, not the beginning of a chunk's data, outside the UMEM.

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn more_queues_than_there_is_memory_for_are_refused_with_the_remedy() {
+    fn too_many_queues_are_refused_with_the_remedy() {
         let interface = interface(257);
         let refused = check(&AfXdpConfig::new("eth0"), &interface).unwrap_err().to_string();
         assert!(refused.contains("257") && refused.contains("ethtool -L eth0"), "{refused}");

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_kernel_was_given() {
+    fn only_chunks_of_the_receive_side_are_taken() {
         let mut chunks = chunks();
         // The transmit chunks have lower addresses, and no chunks follow.
         for address in [0, 256, 3 * CHUNK - 1, 7 * CHUNK, 7 * CHUNK + 256, 1 << 40, usize::MAX] {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_chunk_are_none_but_the_chunk_comes_back() {
+    fn a_descriptor_beyond_its_chunk_returns_only_the_chunk() {
         for (offset, length, what) in [
             (256, CHUNK - 256, Received::Piece),
             (256, CHUNK - 255, Received::Beyond),

@@ -116,7 +116,7 @@ mod tests {
     /// bit-reflected CRC-32. Its powers of x are shifted by a bit, so x^k there is the remainder of x^(k + 1) here. The
     /// inverse is longer than the paper's: its last 33 bits are equal.
     #[test]
-    fn as_published() {
+    fn powers_match_the_published_ones() {
         let published = |exponent| u64::from(power(exponent)) << 1;
         assert_eq!(published(4 * 128 + 32), 0x1_5444_2bd4);
         assert_eq!(published(4 * 128 - 32), 0x1_c6e4_1596);

@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memif_tells_its_frames_by_its_arguments() {
+    fn the_arguments_of_a_memif_determine_its_frames() {
         let of = |arguments| Kind::of("net_memif", arguments, true).unwrap();
         let plain = of("role=server,id=0,socket=/run/x.sock");
         assert_eq!((plain.largest, plain.ring), (Some((2048, "bsize")), 1024));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_gathered_only_where_they_are_read_during_the_call() {
+    fn payloads_are_gathered_only_if_read_during_the_call() {
         let copies = |driver, arguments| Kind::of(driver, arguments, true).unwrap().copies.is_some();
         for driver in ["net_af_packet", "net_pcap", "net_tap"] {
             assert!(!copies(driver, ""), "{driver}");

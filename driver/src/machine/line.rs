@@ -179,7 +179,7 @@ mod tests {
 
     /// A preemption takes milliseconds of one series.
     #[test]
-    fn one_long_stretch_does_not_count() {
+    fn one_long_series_does_not_count() {
         assert_eq!(median(vec![115, 4_000_000, 112, 118, 116]), Some(116));
         assert_eq!(median(Vec::new()), None);
     }
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cores_have_one_and_the_caller_stays_where_it_was() {
+    fn two_cores_have_a_time_and_the_caller_keeps_its_cores() {
         let before = sched_getaffinity(None).unwrap();
         let Some(cores) = first_two() else { return println!("skipped: one core") };
         let time = LineTime::measure().unwrap();

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_it() {
+    fn an_error_ends_the_rounds() {
         let mut rounds = Rounds::new();
         let round = |number| if number == 1 { Err("wrong") } else { Ok(()) };
         assert_eq!(rounds.hold_with(3, round, || of(110), Duration::ZERO), Err("wrong"));
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_report_says_what_was_slow_and_what_became_of_it() {
+    fn the_report_counts_slow_and_repeated_rounds() {
         let told = |count, states: &[u32]| hold(count, states).0.to_string();
         assert_eq!(
             told(3, &[112, 118, 115]),

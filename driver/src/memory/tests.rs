@@ -30,7 +30,7 @@ fn copies_are_whole_and_stay_inside() {
 }
 
 #[test]
-fn nothing_outside_is_reached() {
+fn accesses_outside_are_refused() {
     let mut m = Memory::shared(16).unwrap();
     let range = |offset, len| Err(MemoryError::Range { offset, len, length: 16 });
     assert_eq!(m.write(9, &[0; 8]), range(9, 8));
@@ -42,7 +42,7 @@ fn nothing_outside_is_reached() {
 }
 
 #[test]
-fn words_are_words() {
+fn words_are_loaded_stored_and_changed() {
     let mut m = Memory::zeroed(16).unwrap();
     m.store_u64(8, 5).unwrap();
     assert_eq!(m.fetch_add(8, u64::MAX).unwrap(), 5);
@@ -82,7 +82,7 @@ fn owned_memory_has_one_holder() {
 }
 
 #[test]
-fn what_is_pinned_outlives_its_memory() {
+fn pinned_bytes_outlive_their_memory() {
     let mut m = Memory::zeroed(100).unwrap();
     m.write(9, &[7]).unwrap();
     let pinned = m.payload(9, 91).unwrap().pin();

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_with_all_that_is_in_it() {
+    fn every_part_of_an_answer_is_read() {
         let dcb = parse(&answer()).unwrap();
         let pfc = dcb.pfc.unwrap();
         assert_eq!((pfc.capability, pfc.enabled), (8, [0, 1, 2, 3, 4, 5, 6, 7].map(|p| p == 3)));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_does_not_tell_is_left_out() {
+    fn unreported_attributes_are_omitted() {
         let message = Request::new(libc::RTM_GETDCB, 0, &[0; 4]).nested(DCB_ATTR_IEEE, &[]).finish(7);
         assert_eq!(parse(&message[16..]), Some(Dcb::default()));
         assert_eq!(parse(&[0; 4]), None);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_makes_it_panic() {
+    fn no_answer_causes_a_panic() {
         let whole = answer();
         for cut in 0..whole.len() {
             let _ = parse(&whole[..cut]);

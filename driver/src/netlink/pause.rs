@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_read_with_the_counters_that_are_in_it() {
+    fn an_answer_is_read_with_its_counters() {
         let expected = Pause { autoneg: false, rx: true, tx: false, received: Some(12), sent: None };
         assert_eq!(parse(&answer()), Some(expected));
         let family = Request::new(GENL_ID_CTRL, 0, &[1, 2, 0, 0])
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn no_answer_makes_it_panic() {
+    fn no_answer_causes_a_panic() {
         let whole = answer();
         for cut in 0..whole.len() {
             let _ = (parse(&whole[..cut]), parse_family(&whole[..cut]));

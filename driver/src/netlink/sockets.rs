@@ -184,7 +184,7 @@ mod tests {
     /// The kernel reports this in the message that ends the list, which would otherwise look like a short list. This is
     /// the answer of a kernel without sockets of a protocol; protocol 200 does not exist.
     #[test]
-    fn a_list_that_cannot_be_had_is_an_error() {
+    fn a_failed_listing_is_an_error() {
         let monitoring = NetlinkSocket::open(libc::NETLINK_SOCK_DIAG).unwrap();
         let error = monitoring.exchange(request(libc::AF_INET as u8, 200, 4791), |_| {}).unwrap_err();
         assert!(is_unknown(&error), "{error}");

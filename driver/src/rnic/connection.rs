@@ -559,7 +559,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_were() {
+    fn addresses_round_trip() {
         for text in ["192.0.2.7:7471", "[2001:db8::1]:1", "[fe80::1]:65535"] {
             let address = text.parse().ok();
             assert_eq!(address.and_then(|address| address_of(&storage(address, 3))), address);

@@ -29,7 +29,7 @@ fn filled(slot: &FullSlot<'_>, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_goes_in_comes_out_in_order() {
+fn slots_are_received_in_order() {
     let (mut producer, mut consumer) = pair(8, 100);
     let sender = std::thread::spawn(move || {
         let mut sent = 0u8;
@@ -56,7 +56,7 @@ fn what_goes_in_comes_out_in_order() {
 }
 
 #[test]
-fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
+fn a_full_ring_refuses_and_an_empty_one_returns_nothing() {
     let (mut producer, mut consumer) = pair(4, 1);
     assert_eq!(consumer.pop(9, |_| ()).unwrap(), 0);
     assert_eq!((producer.push(9, |_| ()).unwrap(), producer.push(1, |_| ()).unwrap()), (4, 0));
@@ -64,7 +64,7 @@ fn a_full_ring_takes_nothing_and_an_empty_one_gives_nothing() {
 }
 
 #[test]
-fn goes_to_another_process_through_a_socket() {
+fn a_ring_is_passed_through_a_socket() {
     let mut producer = Producer::create(4, 8).unwrap();
     let (here, there) = UnixStream::pair().unwrap();
     producer.send(&here).unwrap();
@@ -82,7 +82,7 @@ fn goes_to_another_process_through_a_socket() {
 }
 
 #[test]
-fn refuses_second_consumers_and_sizes_that_are_none() {
+fn second_consumers_and_invalid_sizes_are_refused() {
     let producer = Producer::create(4, 64).unwrap();
     let _first = Consumer::open(memory_of(&producer)).unwrap();
     assert!(matches!(Consumer::open(memory_of(&producer)), Err(RingError::Taken)));
@@ -93,7 +93,7 @@ fn refuses_second_consumers_and_sizes_that_are_none() {
 
 /// Mapping and filling it would cost its opener memory that the sender has never written.
 #[test]
-fn a_sparse_file_is_not_filled_by_looking_at_it() {
+fn opening_a_sparse_file_does_not_fill_it() {
     let both = SealFlags::SHRINK | SealFlags::GROW;
     let sparse = File::from(sealed(256 << 20, both, &[]));
     let opened = Consumer::open(sparse.try_clone().unwrap().into());
@@ -213,7 +213,7 @@ impl Liar {
 }
 
 #[test]
-fn a_consumer_believes_no_impossible_index() {
+fn a_consumer_refuses_invalid_indices() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(3, |_| ()).unwrap();
@@ -235,7 +235,7 @@ fn a_consumer_believes_no_impossible_index() {
 }
 
 #[test]
-fn a_producer_believes_no_impossible_index() {
+fn a_producer_refuses_invalid_indices() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(4, |_| ()).unwrap();
@@ -255,7 +255,7 @@ fn a_producer_believes_no_impossible_index() {
 }
 
 #[test]
-fn indices_count_round() {
+fn indices_wrap_around() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     let start = u64::MAX - 1;
@@ -269,7 +269,7 @@ fn indices_count_round() {
 }
 
 #[test]
-fn the_size_is_that_of_the_opening() {
+fn the_size_is_fixed_at_opening() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     for (slots, length) in [(1 << 20, 1 << 20), (0, 0), (u64::MAX, u64::MAX)] {
@@ -283,7 +283,7 @@ fn the_size_is_that_of_the_opening() {
 
 /// A read returns a copy, which does not change with the slot.
 #[test]
-fn what_was_read_stays_as_it_was() {
+fn a_copy_does_not_change_with_its_slot() {
     let (mut producer, mut consumer) = pair(4, 64);
     let liar = Liar::of(&producer);
     producer.push(1, |mut slot| slot.write(0, &[7; 64])).unwrap();
@@ -297,7 +297,7 @@ fn what_was_read_stays_as_it_was() {
 }
 
 #[test]
-fn no_copy_leaves_its_slot() {
+fn copies_stay_inside_their_slot() {
     let (mut producer, mut consumer) = pair(2, 60);
     let beyond = [(61, 0), (0, 61), (60, 1), (usize::MAX, 2), (1, usize::MAX >> 44)];
     for (offset, count) in beyond {
@@ -329,7 +329,7 @@ fn given() -> Option<File> {
 
 /// A file with a name, as used earlier, ended both processes by SIGBUS here.
 #[test]
-fn memory_that_is_to_be_cut_short_ends_nobody() {
+fn an_attempt_to_truncate_kills_no_process() {
     if let Some(file) = given() {
         let mut consumer = Consumer::open(file.try_clone().unwrap().into()).unwrap();
         for length in [0, 1, 4096, 1 << 30] {
@@ -341,7 +341,7 @@ fn memory_that_is_to_be_cut_short_ends_nobody() {
     }
     let mut producer = Producer::create(4, 4096).unwrap();
     producer.push(4, |mut slot| slot.write(0, &[7; 4096])).unwrap();
-    let mut other = beside("shared::tests::memory_that_is_to_be_cut_short_ends_nobody", &producer);
+    let mut other = beside("shared::tests::an_attempt_to_truncate_kills_no_process", &producer);
     let status = other.wait().unwrap();
     assert!(status.success(), "signal {:?}", status.signal());
     assert_eq!(producer.push(4, |mut slot| slot.write(0, &[8; 4096])).unwrap(), 4);
@@ -349,7 +349,7 @@ fn memory_that_is_to_be_cut_short_ends_nobody() {
 
 /// Another process writes all of the memory all the time, header and slots.
 #[test]
-fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
+fn a_hostile_process_causes_only_errors_and_wrong_bytes() {
     if let Some(file) = given() {
         let length = file.metadata().unwrap().len();
         let (mut random, end) = (Random::new(1), Instant::now() + Duration::from_secs(20));
@@ -369,7 +369,7 @@ fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
         return;
     }
     let (mut producer, mut consumer) = pair(4, 100);
-    let test = "shared::tests::a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else";
+    let test = "shared::tests::a_hostile_process_causes_only_errors_and_wrong_bytes";
     let mut other = beside(test, &producer);
     let (mut moved, mut refused) = (0u64, 0u64);
     let end = Instant::now() + Duration::from_secs(10);

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_written_a_frame_is_a_frame() {
+    fn received_frames_are_valid_after_any_writes() {
         let mut random = Random::from_env("FERROCE_SHM_SEED");
         for _ in 0..300 {
             let mut script = vec![0; 12 * 400];
@@ -88,7 +88,7 @@ mod tests {
 
     /// Another thread writes all the time while frames are sent and received.
     #[test]
-    fn a_stranger_writes_while_frames_go() {
+    fn a_third_party_writes_during_transfers() {
         let stop = std::sync::atomic::AtomicBool::new(false);
         let mut random = Random::from_env("FERROCE_SHM_SEED");
         let (mut taken, mut corrupt) = (0u64, 0u64);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_rings_until_it_is_heard_however_often() {
+    fn a_bell_rings_until_it_is_cleared() {
         let bell = Bell::new().unwrap();
         let rope = Rope::new(dup(bell.rope()).unwrap()).unwrap();
         assert!(!has_rung(&bell));
@@ -106,7 +106,7 @@ mod tests {
 
     /// A full pipe blocks its writer, and its owner can make it blocking at any time.
     #[test]
-    fn what_may_block_is_no_rope() {
+    fn descriptors_that_may_block_are_refused() {
         let (_, end) = io::pipe().unwrap();
         assert!(Rope::new(end.into()).is_none());
         assert!(Rope::new(eventfd(0, EventfdFlags::empty()).unwrap()).is_none());

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_as_they_went_in() {
+    fn frames_are_received_unchanged() {
         for size in [SIZE_MIN, 1 << 19] {
             let (mut producer, mut consumer) = pair(size);
             let mut room = Box::new([0; FRAME_MAX]);
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_go_from_one_thread_to_another() {
+    fn frames_are_sent_between_threads() {
         const COUNT: u64 = 100_000;
         let (mut producer, mut consumer) = pair(SIZE_MIN);
         let sender = std::thread::spawn(move || {

@@ -84,7 +84,7 @@ fn time_to(port: &mut Shm, to: usize) -> Duration {
 }
 
 #[test]
-fn a_neighbour_that_takes_nothing_holds_others_up_once() {
+fn a_full_ring_delays_others_once() {
     let [mut a, mut stopped, mut c] = [(); 3].map(|()| open("held"));
     meet(&mut a, &mut stopped);
     meet(&mut a, &mut c);
@@ -119,7 +119,7 @@ fn a_neighbour_that_takes_nothing_holds_others_up_once() {
 }
 
 #[test]
-fn nobody_speaks_for_another_host() {
+fn packets_with_a_foreign_source_are_refused() {
     let [mut a, mut b] = [(); 2].map(|()| open("source"));
     meet(&mut a, &mut b);
     assert!(send(&mut a, &packet([192, 0, 2, 1], 1, 8)));
@@ -133,7 +133,7 @@ fn nobody_speaks_for_another_host() {
 }
 
 #[test]
-fn who_writes_what_cant_be_is_told_and_gets_a_new_ring() {
+fn a_corrupt_ring_is_closed_and_replaced() {
     let [mut a, mut b] = [(); 2].map(|()| open("corrupt"));
     meet(&mut a, &mut b);
     let outgoing = a.links.outgoing[0].as_ref().unwrap();
@@ -155,7 +155,7 @@ fn who_writes_what_cant_be_is_told_and_gets_a_new_ring() {
 
 /// Frames of another process are not lost when a ring is closed, and a ring is not read too early.
 #[test]
-fn a_ring_that_is_closed_takes_nothing_with_it() {
+fn closing_a_ring_loses_no_frames_of_others() {
     let [mut a, mut b, mut c] = [(); 3].map(|()| open("closed"));
     meet(&mut a, &mut b);
     meet(&mut c, &mut b);
@@ -171,7 +171,7 @@ fn a_ring_that_is_closed_takes_nothing_with_it() {
 }
 
 #[test]
-fn a_ring_that_is_replaced_is_watched_no_more() {
+fn a_replaced_ring_is_no_longer_watched() {
     let [mut a, mut b] = [(); 2].map(|()| open("watches"));
     for _ in 0..5 {
         meet(&mut a, &mut b);
@@ -215,7 +215,7 @@ fn place(port: &mut Shm, to: usize) -> Option<bool> {
 }
 
 #[test]
-fn the_icrc_is_left_out_where_both_ends_want_it() {
+fn the_icrc_is_omitted_if_both_ends_agree() {
     for (n, [first, second]) in
         [[true, true], [true, false], [false, true], [false, false]].into_iter().enumerate()
     {

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_other_namespaces_is_cleared() {
+    fn files_left_for_other_namespaces_are_removed() {
         let ours = name("cleared");
         let of = |namespace: &str| Name {
             directory: ours.directory.clone(),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_one_processs_until_it_ends() {
+    fn a_name_belongs_to_one_process_until_it_ends() {
         let name = name("one");
         assert!(matches!(name.connect("3").unwrap(), Found::Nobody));
         let first = name.bind("3").unwrap();
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_distinct() {
         let [one, other] = ["a/b", "a%2Fb"].map(name);
         let _first = one.bind("0").unwrap();
         assert!(matches!(other.connect("0").unwrap(), Found::Nobody));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_whose_process_takes_nobody_is_busy() {
+    fn a_name_whose_process_does_not_accept_is_busy() {
         let name = name("busy");
         let _held = name.bind("0").unwrap();
         let _waiting: Vec<_> = (0..=BACKLOG).map(|_| name.connect("0").unwrap()).collect();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_finds_who_is_alone() {
+    fn a_group_alone_is_not_found() {
         let name = Name::alone();
         let listener = name.bind("0").unwrap().unwrap();
         assert!(matches!(name.connect("0").unwrap(), Found::Nobody));
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn one_has_the_lock() {
+    fn the_lock_has_one_holder() {
         let name = name("lock");
         let lock = Lock::try_take(&name).unwrap().expect("it is free");
         let refused = Lock::take(&name, Duration::from_millis(5)).unwrap().unwrap_err();
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_one_threads_at_a_time() {
+    fn one_thread_has_the_lock_at_a_time() {
         let name = name("turns");
         let inside = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|scope| {

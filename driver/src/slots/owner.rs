@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_of_one_slot() {
+    fn a_number_belongs_to_one_slot() {
         for slot in 0..SLOTS {
             let (rest, divisor) = qpns(slot);
             assert!((0..1000).all(|n| slot_of(n * divisor + rest) == slot));

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_service_is_one_slots_while_it_is_alive() {
+    fn a_service_belongs_to_one_slot_while_its_process_runs() {
         let table = Table::create().unwrap();
         let other = Table::open(table.file().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(table.listen(7, 3, 0b1001), Listened::Done);
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_a_service_last_is_known_until_somebody_else_has_it() {
+    fn the_last_owner_of_a_service_is_known_until_it_is_replaced() {
         let table = Table::create().unwrap();
         assert_eq!(
             (table.listen(7, 3, 0b1011), table.listen(8, 3, 0b1011)),
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_says_so() {
+    fn a_full_table_is_reported() {
         let table = Table::create().unwrap();
         for service in 0..SERVICES_MAX as u64 {
             assert_eq!(table.listen(service, 0, 1), Listened::Done);
@@ -208,7 +208,7 @@ mod tests {
 
     /// Another process may write anything.
     #[test]
-    fn what_stands_there_is_checked() {
+    fn entries_are_checked() {
         let table = Table::create().unwrap();
         for offset in (0..LENGTH).step_by(8) {
             table.memory.word(offset).store(u64::MAX, Ordering::Relaxed);

@@ -117,7 +117,7 @@ fn all_slots_can_have_a_process_and_no_more() {
 }
 
 #[test]
-fn a_service_is_one_members() {
+fn a_service_belongs_to_one_member() {
     let [first, second] = [(); 2].map(|()| join_one("service"));
     until(|| first.group().is_shared());
     first.listen(9).unwrap();
@@ -139,7 +139,7 @@ fn a_service_is_one_members() {
 
 /// Connections are ended while a poll processes packets, and a poll never waits.
 #[test]
-fn ending_to_listen_waits_for_nobody() {
+fn unlistening_does_not_wait() {
     let slot = join_one("ending");
     slot.listen(9).unwrap();
     let name = Name::new(&format!("test/{}/ending", std::process::id())).unwrap();
@@ -167,7 +167,7 @@ fn a_member_that_does_not_answer_is_passed_over() {
 
 /// Arbitrary messages from processes of this user at a name are harmless.
 #[test]
-fn nonsense_at_a_name_is_closed_and_forgotten() {
+fn a_connection_with_invalid_messages_is_closed() {
     let slot = join_one("nonsense");
     let name = Name::new(&format!("test/{}/nonsense", std::process::id())).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
@@ -226,7 +226,7 @@ fn say_joined(connection: &OwnedFd) -> OwnedFd {
 
 /// A member that was stopped learns at the same time that a process has ended and that another one has its slot.
 #[test]
-fn a_newcomer_is_not_taken_for_the_one_that_had_its_slot() {
+fn a_newcomer_is_distinguished_from_the_last_owner_of_its_slot() {
     let [first, second] = [(); 2].map(|()| join_one("swap"));
     until(|| first.group().alive() == 3);
     let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
@@ -247,7 +247,7 @@ fn a_newcomer_is_not_taken_for_the_one_that_had_its_slot() {
 
 /// A new process is added even if it did not wait for the answer.
 #[test]
-fn a_newcomer_that_was_not_answered_in_time_is_heard() {
+fn a_newcomer_without_a_timely_answer_is_added() {
     let first = join_one("late");
     let Found::Process(connection) = first.group().name.connect("0").unwrap() else { panic!("it is there") };
     message::send(&connection, &[&[HELLO]], &[]).unwrap();
@@ -262,7 +262,7 @@ fn a_newcomer_that_was_not_answered_in_time_is_heard() {
 }
 
 #[test]
-fn what_is_lost_is_counted_once() {
+fn losses_are_counted_once() {
     let slots = join_some("lost", 2).unwrap();
     let other = join_one("lost");
     slots[1].group().post_or_count((1, 40), 0, b"nobody is there");
@@ -306,7 +306,7 @@ fn stranger() {
 
 /// Any peer can send packets to a process that has ended, and each check makes a connection.
 #[test]
-fn a_vacant_slot_is_not_looked_at_for_each_packet() {
+fn a_vacant_slot_is_not_checked_for_each_packet() {
     let first = join_one("vacant");
     let group = first.group();
     let known_until = || group.vacant[7].load(Ordering::Relaxed);
@@ -345,7 +345,7 @@ fn path_of(what: &str, slot: usize) -> std::path::PathBuf {
 
 /// A running process keeps its slot and its descriptors even if a program has cleaned the temporary directory.
 #[test]
-fn a_slot_is_taken_though_its_name_is_gone() {
+fn a_slot_is_kept_without_its_name() {
     let [first, second] = [(); 2].map(|()| join_one("nameless"));
     until(|| first.group().alive() == 3 && second.group().alive() == 3);
     let name = path_of("nameless", 0);
@@ -440,7 +440,7 @@ fn in_a_namespace_without_users() {
 
 /// A process that can't distinguish its own user from others has an address alone, and can't join a switch.
 #[test]
-fn whoever_may_be_anybody_is_alone() {
+fn a_process_without_a_distinct_user_is_alone() {
     let address = "127.83.77.1";
     let mut command = Command::new("unshare");
     command.arg("--user").arg(std::env::current_exe().unwrap());

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_left_out() {
+    fn truncated_messages_are_omitted() {
         let mut control = Control::empty();
         let len = control.push(0, 0, 2, &64i32.to_ne_bytes());
         assert_eq!(control.messages(len - 5).count(), 0);

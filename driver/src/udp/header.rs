@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv4_header_sums_up() {
+    fn an_ipv4_header_has_a_valid_checksum() {
         let source = "10.9.0.1:49152".parse().expect("an address");
         let template = Template::new(source, "10.9.0.2".parse().expect("an address"), 0x6a, 63);
         for (len, identification) in [(44, 0), (1500, 0xffff), (65535, 0xfffe), (1068, 63)] {

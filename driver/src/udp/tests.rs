@@ -2,7 +2,7 @@ use super::*;
 
 /// With a line for each refused packet, alternating between many hosts, the log could block the process.
 #[test]
-fn refusals_are_told_once_a_second() {
+fn refusals_are_logged_once_a_second() {
     let mut told = Told::default();
     let peer = |n: u64| IpAddr::from([10, 0, 0, n as u8]);
     let said = |told: &mut Told, ms: u64| {
@@ -47,7 +47,7 @@ fn received(port: &mut Udp, least: usize) -> usize {
 }
 
 #[test]
-fn what_came_before_others_did_is_not_handed_on() {
+fn packets_from_before_sharing_are_not_forwarded() {
     let mut first = Udp::open(&UdpConfig::new(own(1))).unwrap();
     first.listen(7).unwrap();
     send_to(own(1), &mad(REQ, &[[0; 8], 7u64.to_be_bytes()].concat()));
@@ -63,7 +63,7 @@ fn what_came_before_others_did_is_not_handed_on() {
 /// A DREQ to a process that has ended is delivered to another process's connection manager, which answers that it does
 /// not know the connection.
 #[test]
-fn what_is_for_a_process_that_has_ended_is_answered_by_another() {
+fn messages_to_an_ended_process_are_answered_by_another() {
     let open = || Udp::open(&UdpConfig::new(own(2))).unwrap();
     let [mut first, mut second, third] = [(); 3].map(|()| open());
     second.listen(7).unwrap();
@@ -109,7 +109,7 @@ fn what_goes_to_all_is_bounded() {
 
 /// Another user's full disk does not prevent a device from being opened.
 #[test]
-fn an_address_is_had_alone_where_nobody_can_be_met() {
+fn an_address_is_opened_alone_if_processes_cannot_meet() {
     let open = || Udp::open(&UdpConfig::new(own(7)));
     let first = open().unwrap();
     let directory = crate::private_directory::of_user();
@@ -134,7 +134,7 @@ fn an_address_is_had_alone_where_nobody_can_be_met() {
 
 /// Every lost packet is counted exactly once, whether the socket of QP1 or the mailbox had no room for it.
 #[test]
-fn all_that_comes_to_qp1_is_counted_once() {
+fn packets_to_qp1_are_counted_once() {
     let open = || Udp::open(&UdpConfig::new(own(3))).unwrap();
     let [mut first, second] = [(); 2].map(|()| open());
     let sent = 20_000;
@@ -170,7 +170,7 @@ fn all_that_comes_to_qp1_is_counted_once() {
 /// The thread receives packets from the socket of a port that receives its packets elsewhere.
 #[cfg(feature = "af_xdp")]
 #[test]
-fn all_that_comes_to_a_slot_aside_is_counted_once() {
+fn packets_to_a_slot_aside_are_counted_once() {
     let (slot, _) = join_aside(own(5)).unwrap();
     let sent: u64 = 20_000;
     let flood = || {
@@ -198,7 +198,7 @@ fn all_that_comes_to_a_slot_aside_is_counted_once() {
 }
 
 #[test]
-fn a_socket_is_as_its_new_process_wants_it() {
+fn a_socket_is_configured_for_its_new_process() {
     let config = UdpConfig::new(own(4));
     let polls = UdpConfig::new(own(4)).busy_poll(Duration::from_micros(50));
     let first = Udp::open(&polls).or_else(|_| Udp::open(&config)).unwrap();

@@ -79,7 +79,7 @@ fn null_takes_everything() {
 }
 
 #[test]
-fn what_a_capture_is_written_with_is_read_from_it() {
+fn a_written_capture_is_read_back() {
     if !dpdk::is_there() {
         return;
     }
@@ -117,7 +117,7 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 }
 
 #[test]
-fn af_packet_has_large_frames_where_its_argument_allows() {
+fn af_packet_has_large_frames_if_its_argument_allows() {
     if !dpdk::is_there() {
         return;
     }

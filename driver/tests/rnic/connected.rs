@@ -13,7 +13,7 @@ use ferroce_driver_test_support::readiness::is_readable;
 use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, UD, address, config, errno, good, pair};
 
 #[test]
-fn messages_with_all_that_they_may_carry() {
+fn messages_with_all_optional_contents() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(RC));
     a.region.write(0, b"hello, world").unwrap();
@@ -71,7 +71,7 @@ fn memory_is_written_and_read() {
 }
 
 #[test]
-fn atomics_change_a_word_and_tell_what_it_was() {
+fn atomics_change_a_word_and_return_the_old_value() {
     let Some(stub) = good() else { return };
     let (a, mut b) = pair(&stub, Kind::of(RC));
     b.region.store_u64(64, 40).unwrap();
@@ -87,7 +87,7 @@ fn atomics_change_a_word_and_tell_what_it_was() {
 }
 
 #[test]
-fn uc_drops_what_has_no_place() {
+fn uc_drops_messages_that_do_not_fit() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(UC));
     a.region.write(0, b"unreliable").unwrap();
@@ -134,7 +134,7 @@ fn messages_wait_for_receives() {
 }
 
 #[test]
-fn a_peer_is_waited_for_until_it_is_ready() {
+fn messages_wait_until_the_peer_is_ready() {
     let Some(stub) = good() else { return };
     let (a, b) = (End::new(&stub, 0, Kind::of(RC)), End::new(&stub, 1, Kind::of(RC)));
     a.connect(RC, &b);
@@ -168,7 +168,7 @@ fn unsignaled_sends_keep_their_room_until_a_later_one_is_polled() {
 }
 
 #[test]
-fn a_list_stops_at_what_is_refused() {
+fn a_list_stops_at_a_refused_request() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind { capacity: 64, ..Kind::of(RC) });
     let bytes: Vec<u8> = (0..40).collect();
@@ -203,7 +203,7 @@ fn a_list_stops_at_what_is_refused() {
 }
 
 #[test]
-fn what_is_set_is_told() {
+fn set_attributes_are_returned() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let state = a.qp.query().unwrap();
@@ -311,7 +311,7 @@ fn queues_of_another_device_are_refused() {
 
 /// The provider would use it as its own.
 #[test]
-fn what_is_named_of_another_device_is_refused() {
+fn objects_of_another_device_are_refused() {
     const SAYS: &str = "names an address handle, a window or a region of another device";
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));

@@ -26,7 +26,7 @@ fn checksum(header: &[u8]) -> u16 {
 }
 
 #[test]
-fn datagrams_bring_their_network_header() {
+fn datagrams_are_received_with_their_network_header() {
     let Some(stub) = good() else { return };
     for with_srq in [false, true] {
         let (mut a, b) = pair(&stub, Kind { with_srq, ..Kind::of(UD) });
@@ -48,7 +48,7 @@ fn datagrams_bring_their_network_header() {
 }
 
 #[test]
-fn datagrams_are_dropped_without_a_word() {
+fn datagrams_are_dropped_silently() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(UD));
     let ah = AddressHandle::new(&a.domain, &address(b.gid)).unwrap();
@@ -74,7 +74,7 @@ fn datagrams_are_dropped_without_a_word() {
 }
 
 #[test]
-fn an_error_of_the_sender_stops_its_sends_alone() {
+fn an_error_of_the_sender_stops_only_its_sends() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(UD));
     let ah = AddressHandle::new(&a.domain, &address(b.gid)).unwrap();
@@ -95,7 +95,7 @@ fn an_error_of_the_sender_stops_its_sends_alone() {
 }
 
 #[test]
-fn a_group_gets_a_copy_each() {
+fn each_member_of_a_group_gets_a_copy() {
     let Some(stub) = good() else { return };
     let (mut a, b) = pair(&stub, Kind::of(UD));
     let c = QueuePair::new(&b.domain, &config(Kind::of(UD), &b.sends, &b.receives, None)).unwrap();
@@ -124,7 +124,7 @@ fn a_group_gets_a_copy_each() {
 
 /// The kernel does not destroy a queue pair that is in a group.
 #[test]
-fn a_queue_pair_leaves_its_groups_when_it_goes() {
+fn a_dropped_queue_pair_leaves_its_groups() {
     let Some(stub) = good() else { return };
     let a = End::new(&stub, 0, Kind::of(UD));
     for last in [1, 2, 2, 3] {
@@ -150,7 +150,7 @@ fn inline_datagrams() {
 /// A provider reads the destination from a field that contains an address in other operations: it would dereference a
 /// number.
 #[test]
-fn what_is_no_datagram_never_gets_to_the_provider() {
+fn only_datagrams_are_passed_to_the_provider() {
     let Some(stub) = good() else { return };
     let (a, _b) = pair(&stub, Kind::of(UD));
     let remote = Remote { addr: 0x10, rkey: 0 };

@@ -136,7 +136,7 @@ fn work_requests_and_peers_reach_it() {
 }
 
 #[test]
-fn a_card_that_refuses_is_named_with_what_to_do() {
+fn a_refusing_card_is_named_with_the_remedy() {
     let Some(stub) = intel() else { return };
     for (errno, told) in [
         (libc::EOPNOTSUPP, "Operation not supported (os error 95)"),
@@ -173,7 +173,7 @@ fn a_card_that_refuses_is_named_with_what_to_do() {
 }
 
 #[test]
-fn a_library_without_the_function_serves_all_but_gpus() {
+fn a_library_without_the_function_serves_all_except_gpus() {
     let Some(stub) = Stub::build(&[&setting("MISSING", OPTIONAL)]) else { return };
     stub.set_vendor(INTEL);
     assert_eq!(
@@ -187,7 +187,7 @@ fn a_library_without_the_function_serves_all_but_gpus() {
 }
 
 #[test]
-fn a_gpu_that_gives_nothing_out_says_why() {
+fn a_gpu_that_exports_nothing_gives_the_reason() {
     let Some(stub) = intel() else { return };
     assert_eq!(
         refused(&stub, FileGpu { offset: 0, keeps: true }, REMOTE, IOVA).to_string(),
@@ -209,7 +209,7 @@ fn a_gpu_that_gives_nothing_out_says_why() {
 }
 
 #[test]
-fn what_cannot_be_is_told_before_the_card_is_asked() {
+fn invalid_requests_are_refused_before_the_card_is_called() {
     let Some(stub) = intel() else { return };
     stub.refuse_dma_buf(libc::EIO);
     assert_eq!(
@@ -259,7 +259,7 @@ fn a_card_whose_provider_copies_by_the_processor_is_refused() {
 }
 
 #[test]
-fn memory_of_a_region_that_does_not_end_stays() {
+fn memory_is_kept_if_deregistration_fails() {
     let Some(stub) = intel() else { return };
     let domain = domain(&stub);
     let (memory, file) = FileGpu::default().memory(LEN);

@@ -8,7 +8,7 @@ use ferroce_driver_test_support::readiness::is_readable;
 use crate::ends::{ERR, Kind, RC, errno, good, pair};
 
 #[test]
-fn a_channel_tells_of_what_was_asked_for() {
+fn a_channel_reports_requested_events() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let send = |flags| {
@@ -48,7 +48,7 @@ fn a_channel_tells_of_what_was_asked_for() {
 }
 
 #[test]
-fn a_shared_receive_queue_tells_when_it_runs_low() {
+fn a_shared_receive_queue_reports_its_limit() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind { with_srq: true, ..Kind::of(RC) });
     let srq = b.srq.clone().unwrap();
@@ -70,7 +70,7 @@ fn a_shared_receive_queue_tells_when_it_runs_low() {
 }
 
 #[test]
-fn events_name_what_they_are_of() {
+fn events_name_their_object() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind { with_srq: true, ..Kind::of(RC) });
     assert!(!is_readable(a.device.event_fd().unwrap(), Duration::ZERO));
@@ -94,7 +94,7 @@ fn events_name_what_they_are_of() {
 
 /// Events that were not taken are discarded with their objects.
 #[test]
-fn what_goes_takes_its_events_along() {
+fn events_are_discarded_with_their_object() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     a.sends.request_event(false).unwrap();
@@ -111,7 +111,7 @@ fn what_goes_takes_its_events_along() {
 }
 
 #[test]
-fn a_device_that_is_pulled_out() {
+fn a_removed_device_is_an_error() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     b.receive(1, &[]);

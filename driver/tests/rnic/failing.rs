@@ -182,7 +182,7 @@ fn beside(memory: &Memory) -> u64 {
 }
 
 #[test]
-fn memory_that_the_card_may_still_write_is_never_given_back() {
+fn memory_that_the_card_may_still_write_is_never_released() {
     let Some(stub) = good() else { return };
     let device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     let domain = ProtectionDomain::new(&device).unwrap();
@@ -233,7 +233,7 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
 }
 
 #[test]
-fn descriptors_that_are_none() {
+fn invalid_descriptors() {
     let Some(stub) = Stub::build(&["GARBAGE_FD"]) else { return };
     let device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     for error in [
@@ -248,7 +248,7 @@ fn descriptors_that_are_none() {
 }
 
 #[test]
-fn completions_that_cannot_be() {
+fn invalid_completions() {
     let Some(stub) = Stub::build(&["GARBAGE_POLL"]) else { return };
     let (a, _b) = pair(&stub, Kind::of(RC));
     let mut room = [Completion::EMPTY; 2];
@@ -273,7 +273,7 @@ fn completions_that_cannot_be() {
 }
 
 #[test]
-fn events_that_cannot_be() {
+fn invalid_events() {
     let Some(stub) = Stub::build(&["GARBAGE_EVENT"]) else { return };
     let (a, _b) = pair(&stub, Kind::of(RC));
     for _ in 0..48 {
@@ -287,7 +287,7 @@ fn events_that_cannot_be() {
 
 /// The name is not terminated, and all other values are as large as possible.
 #[test]
-fn limits_that_cannot_be() {
+fn invalid_limits() {
     let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
     let name = "x".repeat(64);
     let device = Verbs::load_from(stub.path()).unwrap().open(&name).unwrap();
@@ -300,7 +300,7 @@ fn limits_that_cannot_be() {
 }
 
 #[test]
-fn a_device_is_shared_by_what_is_made_on_it() {
+fn a_device_is_shared_by_its_objects() {
     let Some(stub) = good() else { return };
     let device: Device = Verbs::load_from(stub.path()).unwrap().open("stub0").unwrap();
     let domain = ProtectionDomain::new(&device).unwrap();

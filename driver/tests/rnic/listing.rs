@@ -9,7 +9,7 @@ fn rnics(stub: &Stub) -> Result<Vec<Rnic>, Error> {
 }
 
 #[test]
-fn devices_tell_of_themselves() {
+fn devices_report_their_attributes() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.iter().map(|rnic| rnic.name.as_str()).collect::<Vec<_>>(), ["stub0", "stub1"]);
@@ -30,7 +30,7 @@ fn devices_tell_of_themselves() {
 }
 
 #[test]
-fn no_library_and_no_devices_are_told_apart() {
+fn no_library_and_no_devices_are_distinguished() {
     let error = Verbs::load_from("/nonexistent/libibverbs.so.1").unwrap_err().to_string();
     assert!(error.starts_with("/nonexistent/libibverbs.so.1 can't be loaded: "), "{error}");
     for wrong in ["NO_DEVICES", "NO_KERNEL"] {
@@ -45,7 +45,7 @@ fn no_library_and_no_devices_are_told_apart() {
 }
 
 #[test]
-fn a_library_that_is_too_old_names_what_it_lacks() {
+fn the_missing_function_of_an_old_library_is_named() {
     for function in FUNCTIONS {
         let Some(stub) = Stub::build(&[&setting("MISSING", function)]) else { return };
         let error = rnics(&stub).unwrap_err().to_string();
@@ -77,7 +77,7 @@ fn each_function_may_fail() {
 
 /// Counts and lengths that are invalid are accepted up to the limits.
 #[test]
-fn garbage_is_not_believed() {
+fn invalid_counts_are_limited() {
     let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
     let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.len(), 2);

@@ -54,7 +54,7 @@ fn busy(stub: &Stub, number: u8, peer: Option<&End>) -> (End, Vec<Box<dyn Any>>)
 }
 
 #[test]
-fn objects_go_in_any_order() {
+fn objects_are_dropped_in_any_order() {
     let Some(stub) = good() else { return };
     let mut random = Random::from_env("FERROCE_RNIC_SEED");
     for round in 0..200 {

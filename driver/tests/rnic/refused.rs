@@ -22,7 +22,7 @@ fn nowhere(addr: u64, length: u32, lkey: u32) -> Piece {
 }
 
 #[test]
-fn keys_of_this_side() {
+fn invalid_local_keys() {
     let Some(stub) = good() else { return };
     type Wrong = fn(&End) -> Piece;
     let wrong: [Wrong; 6] = [
@@ -51,7 +51,7 @@ fn keys_of_this_side() {
 }
 
 #[test]
-fn keys_of_the_other_side() {
+fn invalid_remote_keys() {
     let Some(stub) = good() else { return };
     type Wrong = fn(&End) -> Remote;
     let wrong: [Wrong; 5] = [
@@ -143,7 +143,7 @@ fn messages_that_do_not_fit() {
 }
 
 #[test]
-fn peers_that_are_not_there() {
+fn missing_peers() {
     let Some(stub) = good() else { return };
     let a = End::new(&stub, 0, Kind::of(RC));
     for (gid, qpn) in [(a.gid, 5), (crate::ends::ipv4(77), a.qp.qpn())] {
@@ -171,7 +171,7 @@ fn peers_that_are_not_there() {
 }
 
 #[test]
-fn no_receive_and_no_patience() {
+fn rnr_retries_are_exhausted() {
     let Some(stub) = good() else { return };
     let (a, b) = (End::new(&stub, 0, Kind::of(RC)), End::new(&stub, 1, Kind::of(RC)));
     b.connect(RC, &a);
@@ -206,7 +206,7 @@ fn the_error_state_flushes() {
 
 /// Every defined status, and some undefined ones.
 #[test]
-fn every_status_is_told_as_it_is() {
+fn every_status_is_returned_unchanged() {
     for status in (1..24).chain([77, u32::MAX]) {
         // Two of them are set at build time.
         let setting =
@@ -231,7 +231,7 @@ fn every_status_is_told_as_it_is() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_loses_completions_and_tells() {
+fn an_overflowing_completion_queue_loses_completions_with_an_event() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind::of(RC));
     let small = CompletionQueue::new(3, &a.channel, 1).unwrap();

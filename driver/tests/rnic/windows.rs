@@ -47,7 +47,7 @@ fn a_window_opens_and_is_closed() {
 }
 
 #[test]
-fn a_window_is_for_its_bytes_its_queue_pair_and_its_rights() {
+fn a_window_is_limited_to_its_bytes_its_queue_pair_and_its_rights() {
     let Some(stub) = good() else { return };
     for place in 0..6 {
         let (a, b) = pair(&stub, Kind::of(RC));

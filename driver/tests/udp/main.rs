@@ -191,7 +191,7 @@ fn packets_cross_over_ipv6() {
 /// Without aggregation a packet has the identification of a single packet; packets sent at once and aggregated have
 /// those of their positions.
 #[test]
-fn identifications_are_the_places_in_what_was_sent_at_once() {
+fn identifications_are_positions_in_a_send() {
     let [mut a, mut b] = [3, 4].map(|last| open(loopback(last)));
     let shape = Shape::new(loopback(3), loopback(4));
     let packets: Vec<_> =
@@ -211,7 +211,7 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
 /// After a send, one burst makes no receive call, so that other pending packets can be sent. A port that sends all the
 /// time makes a call in every third burst.
 #[test]
-fn a_look_waits_for_what_is_to_be_sent_but_not_for_long() {
+fn receiving_waits_for_pending_sends_but_not_for_long() {
     let [mut a, mut b] = [9, 10].map(|last| open(loopback(last)));
     let [to_a, to_b] = [(10, 9), (9, 10)].map(|(from, to)| Shape::new(loopback(from), loopback(to)));
     let look = |port: &mut Udp| port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
@@ -233,7 +233,7 @@ fn a_look_waits_for_what_is_to_be_sent_but_not_for_long() {
 
 /// Even if more is sent than is written at once.
 #[test]
-fn no_send_is_cut_short() {
+fn sends_are_as_long_as_possible() {
     let [mut a, mut b] = [7, 8].map(|last| open(loopback(last)));
     let shape = Shape::new(loopback(7), loopback(8));
     let packets: Vec<_> = (0..4 * 62 + 5).map(|n| shape.packet(1040, n)).collect();
@@ -245,7 +245,7 @@ fn no_send_is_cut_short() {
 }
 
 #[test]
-fn a_group_has_each_packet_where_its_queue_pair_is() {
+fn packets_reach_the_slot_of_their_queue_pair() {
     for count in [4, 3] {
         let mut group = open_group(loopback(5), count);
         let mut peer = open(loopback(6));
@@ -311,7 +311,7 @@ fn slot_of(port: &Udp) -> usize {
 /// Only the option with which Linux admits the same user admits a foreign socket. Then the kernel's order is unknown,
 /// and nothing else can join.
 #[test]
-fn an_address_stays_with_who_has_it() {
+fn foreign_sockets_do_not_get_an_open_address() {
     use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
     let bind_with = |(reuse_address, reuse_port)| {
         let stranger = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
@@ -356,7 +356,7 @@ fn refusals_name_what_is_wrong() {
 }
 
 #[test]
-fn a_recorder_refuses_it_in_words() {
+fn a_recorder_refuses_a_udp_port_with_a_message() {
     let error = Recorder::create(open(loopback(40)), "x.pcapng").err().unwrap().to_string();
     assert!(
         error.contains("udp on 'lo' has none, so record its packets with `tcpdump -i lo -w FILE"),
@@ -367,7 +367,7 @@ fn a_recorder_refuses_it_in_words() {
 
 /// A missing listener or a packet that is too large only causes a loss.
 #[test]
-fn what_the_kernel_refuses_is_counted_and_the_port_lives() {
+fn refused_packets_are_counted_and_the_port_continues() {
     let [mut a, mut b] = [10, 11].map(|last| open(loopback(last)));
     let nowhere = Shape::new(loopback(10), loopback(12));
     for _ in 0..3 {
@@ -397,7 +397,7 @@ fn receive_now(port: &mut Udp) -> usize {
 
 /// A socket that is not read drops packets without room, and counts them.
 #[test]
-fn what_finds_no_room_is_counted() {
+fn packets_without_room_are_counted() {
     let [mut a, mut b] = [13, 14].map(|last| open(loopback(last)));
     let packet = Shape::new(loopback(13), loopback(14)).packet(4112, 1);
     let sent = 40_000;
@@ -440,7 +440,7 @@ fn waiting_ends_with_a_packet() {
 }
 
 #[test]
-fn a_wait_from_outside_ends_with_each() {
+fn a_wait_by_the_caller_ends_with_each_event() {
     let [mut a, mut b] = [27, 28].map(|last| open(loopback(last)));
     let packet = Shape::new(loopback(27), loopback(28)).packet(64, 1);
     readiness::ends_with_each(&mut b, || send(&mut a, &[packet]));

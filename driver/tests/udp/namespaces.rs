@@ -68,7 +68,7 @@ fn heard(socket: &UdpSocket) -> Vec<u8> {
 /// MADs are sent by a separate socket, with the same address and port. It receives nothing, regardless of the kernel's
 /// order of sockets that share an address.
 #[test]
-fn mads_leave_by_a_socket_that_receives_nothing() {
+fn mads_are_sent_by_a_socket_that_receives_nothing() {
     let Some(pair) = pair(1500) else { return };
     for [near, far] in [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]] {
         let [near, far]: [IpAddr; 2] = [near, far].map(|address| address.parse().unwrap());
@@ -104,7 +104,7 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
 /// On the wire each packet has the identification that it was given, so that its ICRC is right, even if the kernel
 /// divides a send into segments for the interface.
 #[test]
-fn what_leaves_the_interface_has_the_identification_it_was_given() {
+fn packets_on_the_wire_have_their_identification() {
     for mtu in [1500, 9000] {
         let Some(pair) = pair(mtu) else { return };
         // Neither the sender's segmentation nor the receiver's aggregation is offloaded.
@@ -192,7 +192,7 @@ fn a_packet_too_large_for_the_interface_is_dropped() {
 }
 
 #[test]
-fn packets_to_a_group_come_to_its_members() {
+fn packets_to_a_group_reach_its_members() {
     let Some(pair) = pair(1500) else { return };
     for (own, other, group) in [("10.9.0.1", "10.9.0.2", "239.1.2.3"), ("fd09::1", "fd09::2", "ff12::7")] {
         let [own, other, group]: [IpAddr; 3] = [own, other, group].map(|text| text.parse().unwrap());
