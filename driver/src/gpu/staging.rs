@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "11 bytes from 90 on, of staging of 100 bytes")]
-    fn nothing_outside_is_reached() {
+    fn accesses_outside_are_refused() {
         Staging::new(100).unwrap().write(90, &[0; 11]);
     }
 }
