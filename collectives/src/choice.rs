@@ -193,7 +193,7 @@ impl fmt::Display for Model {
         for (name, pace) in [("by halving", halving), ("between hosts", hosts)] {
             write!(f, "{:.2} µs and {:.2} GB/s {name}, ", micros(pace.latency), pace.bytes_per_second / 1e9)?;
         }
-        /// As measured in virtual time, which only messages advance.
+        /// As measured in virtual time, which advances only with messages.
         const FREE: f64 = 1e12;
         match reduced_per_second {
             FREE.. => f.write_str("reductions free"),

@@ -1,6 +1,6 @@
 //! Objects by small handles, which become invalid when the object is removed.
 
-/// Names an object.
+/// Identifies an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     index: u32,

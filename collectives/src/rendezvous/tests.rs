@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, FromZeros};
 use super::*;
 use crate::UniqueId;
 
-/// All tests are over in seconds; a hang is a failure of one of these timeouts.
+/// All tests end within seconds; a hang exceeds one of these timeouts.
 const TIMEOUT: Duration = Duration::from_millis(700);
 
 fn card(rank: u32) -> Card {
@@ -49,7 +49,7 @@ fn bootstrap(rank: u32, size: u32, master: SocketAddr) -> Bootstrap {
     Bootstrap::new(rank, size, master).unwrap().timeout(TIMEOUT)
 }
 
-/// What rank 0 says to these bytes; `None` if it only closes.
+/// The answer of rank 0 to these bytes; `None` if it only closes the connection.
 fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(bytes).unwrap();
@@ -86,7 +86,7 @@ fn ranks_in_any_order_learn_of_all() {
     });
 }
 
-/// Two jobs whose ranks have the same port, as that of a job that has ended, do not mix.
+/// Jobs that use the same port, such as that of a job that has ended, do not mix.
 #[test]
 fn ranks_of_another_job_are_refused() {
     let (id, listener) = UniqueId::listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn ranks_of_another_job_are_refused() {
     thread::scope(|scope| {
         let root = with(0, &text).listener(listener);
         let root = scope.spawn(move || rendezvous(root, card(0)));
-        // Of the other job, and of none.
+        // A rank of the other job, and one without a job.
         let none = Bootstrap::new(1, 2, id.address()).unwrap();
         for stranger in [with(1, &stranger), none] {
             let refused = rendezvous(stranger, card(1)).unwrap_err().to_string();
@@ -153,7 +153,7 @@ fn a_port_in_use_is_told() {
     assert!(message.contains(&address.to_string()) && message.contains("FERROCE_MASTER_PORT"), "{message}");
 }
 
-/// Whatever comes to the port, the right rank is met in the end.
+/// After any invalid connections, the correct rank is accepted.
 #[test]
 fn strangers_are_refused_and_do_no_harm() {
     let (listener, address) = listener();
@@ -162,7 +162,7 @@ fn strangers_are_refused_and_do_no_harm() {
         let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
         let root = scope.spawn(move || rendezvous(root, card(0)));
 
-        // One that says nothing, and one that says half; both stay.
+        // A connection that sends nothing, and one that sends half a hello; both stay.
         let silent = TcpStream::connect(address).unwrap();
         let mut half = TcpStream::connect(address).unwrap();
         half.write_all(&hello(1, 3).as_bytes()[..20]).unwrap();
@@ -190,7 +190,7 @@ fn strangers_are_refused_and_do_no_harm() {
         assert!(told.contains("byte order"), "{told}");
 
         let first = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), card(1)));
-        // Until rank 1 is known its double would be taken for it.
+        // A second claim of rank 1 before rank 1 has connected would be accepted.
         sleep(Duration::from_millis(300));
         let told = answer(address, hello(1, 3).as_bytes()).unwrap();
         assert!(told.contains("rank 1 is here already"), "{told}");
@@ -218,7 +218,7 @@ fn refusals_are_part_of_the_error_about_missing_ranks() {
     });
 }
 
-/// What is said of a visitor has bytes of its own in it, and whoever reads the log is not to read for ever.
+/// Refusals contain bytes of the client, and the log must not grow without limit.
 #[test]
 fn strangers_write_no_log() {
     let (listener, address) = listener();
@@ -259,7 +259,7 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A rank believes no length that rank 0 names.
+/// A rank checks the lengths sent by rank 0.
 #[test]
 fn a_rank_refuses_what_is_no_table() {
     let newer = Reply { version: U32::new(3), ..Reply::new(TABLE, 0) };
@@ -286,7 +286,7 @@ fn a_rank_refuses_what_is_no_table() {
     }
 }
 
-/// Rank 0 and rank 1, once `before` has done to the port what it will.
+/// Rank 0 and rank 1 meet after `before` has connected to the port.
 fn meet_after(before: impl FnOnce(SocketAddr)) {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
@@ -306,7 +306,7 @@ fn connections_that_say_nothing_keep_no_rank_out() {
     let mut idle = Vec::new();
     meet_after(|address| {
         idle.extend((0..300).map(|_| TcpStream::connect(address).unwrap()));
-        // Until all are let in.
+        // Until all connections are accepted.
         sleep(Duration::from_millis(300));
     });
 }
@@ -325,7 +325,7 @@ fn a_visitor_has_its_time() {
     });
 }
 
-/// A rank that says this, and goes, is let in again by another process.
+/// A rank that sends these bytes and ends is accepted again from another process.
 fn comes_again(first_words: &[u8]) {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
@@ -351,16 +351,16 @@ fn a_rank_that_has_gone_may_come_again() {
     comes_again(hello(1, 3).as_bytes());
 }
 
-/// The same if it has said more than a rank says, which waits in the socket.
+/// The same with excess bytes, which stay in the socket.
 #[test]
 fn a_rank_that_has_said_too_much_may_come_again() {
     comes_again(&[hello(1, 3).as_bytes(), b"and more"].concat());
 }
 
-/// Whoever says that it is a rank is one. If it does not read, or a few bytes at a time, no other rank waits for it.
+/// A rank that does not read, or reads a few bytes at a time, does not delay other ranks.
 #[test]
 fn a_rank_that_does_not_read_keeps_no_other_waiting() {
-    // More than two sockets hold.
+    // More than two sockets can buffer.
     let table = vec![7; 1 << 25];
     let (listener, address) = listener();
     let connect = || {
@@ -401,7 +401,7 @@ fn a_rank_that_does_not_read_keeps_no_other_waiting() {
     });
 }
 
-/// What it says may be longer than a hello of this version.
+/// Its hello may be longer than that of this version.
 #[test]
 fn a_peer_of_another_version_is_told_so_whatever_it_says() {
     meet_after(|address| {
@@ -432,7 +432,7 @@ fn a_rank_that_is_let_go_of_comes_again() {
     });
 }
 
-/// A rank 0 that may open few files, as a process of its own.
+/// A rank 0 with a low limit of open files, as a separate process.
 const FEW_FILES: &str = "FERROCE_TEST_FEW_FILES";
 
 #[test]

@@ -194,7 +194,7 @@ mod tests {
         costs
     }
 
-    /// Against all orders, one by one.
+    /// Compares with all orders, one by one.
     #[test]
     fn no_order_is_better_than_the_exact_one() {
         fn best(costs: &[Vec<u64>], order: &mut Vec<usize>) -> u64 {
