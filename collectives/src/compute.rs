@@ -349,7 +349,7 @@ mod tests {
 
     /// A failure is kept until its operation queries it, even if other computations end before.
     #[test]
-    fn a_failure_stays_until_its_operation_asks() {
+    fn a_failure_is_kept_until_its_operation_queries_it() {
         let device = Strict::default().open().unwrap();
         let context = Context::open(Port::open("loopback").unwrap(), &Config::default()).unwrap();
         let mut ports = Ports::new(context).unwrap();

@@ -424,7 +424,7 @@ mod tests {
     use ferroce::driver::reduction::DataType;
 
     #[test]
-    fn messages_come_back() {
+    fn messages_parse_back() {
         let link = Link {
             qpn: 1,
             psn: 2,
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_between_characters() {
+    fn a_long_reason_is_truncated_between_characters() {
         let reason = "ü".repeat(BODY);
         let message = Message::Abort { origin: 0, lost: None, reason };
         let frame = Envelope { communicator: 1, from: 0, message }.frame();
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_dropped() {
+    fn invalid_messages_are_dropped() {
         let good = Envelope { communicator: 1, from: 0, message: Message::Aborted }.frame();
         for spoil in [
             |frame: &mut Frame| frame.magic[0] = 0,

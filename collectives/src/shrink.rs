@@ -249,7 +249,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
         #[test]
-        fn all_who_are_left_agree(
+        fn all_remaining_ranks_agree(
             size in 1u32..12,
             dead in prop::collection::btree_set(0u32..12, 0..3),
             dying in prop::collection::btree_map(0u32..12, 0u64..1500, 0..3),
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_bits() {
+    fn ranks_are_stored_as_bits() {
         let mut ranks = Ranks::none(11);
         ranks.add(0);
         ranks.add(10);

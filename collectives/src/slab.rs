@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_ends_with_its_object() {
+    fn a_handle_is_invalid_after_its_object() {
         let mut slab = Slab::default();
         let (a, b) = (slab.insert('a'), slab.insert('b'));
         assert_eq!(slab.remove(a), Some('a'));

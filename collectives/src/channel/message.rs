@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_immediates_come_back() {
+    fn calls_and_immediates_parse_back() {
         let call = Call {
             number: 7,
             kind: Kind::Reduce,
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn errors_name_the_invalid_field() {
         let mut bytes = [0xff; Header::BYTES];
         assert_eq!(Header::read_from_bytes(&bytes).unwrap().parse(), Err("purpose"));
         bytes[22] = 1;

@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_that_are_out_do_not_overlap(sizes in prop::collection::vec((0u32..400, any::<bool>()), 1..200)) {
+        fn allocated_parts_do_not_overlap(sizes in prop::collection::vec((0u32..400, any::<bool>()), 1..200)) {
             let mut space = Space::new(1024);
             let mut out: VecDeque<(u32, u32)> = VecDeque::new();
             for (bytes, gives_back) in sizes {

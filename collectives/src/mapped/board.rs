@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_finds_what_is_shown() {
+    fn another_process_reads_what_was_published() {
         let own = Board::create().unwrap();
         let there = Board::open(&own.0.ticket()).unwrap();
         assert_eq!(there.find(77), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_communicator_does_in_the_slot_is_not_taken_for_this_ones() {
+    fn a_reused_slot_is_not_mistaken_for_the_previous_communicators() {
         let own = Board::create().unwrap();
         let old = own.take(77).unwrap();
         own.begin(old, 1, &header(), None);

@@ -64,7 +64,7 @@ fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
 }
 
 #[test]
-fn ranks_in_any_order_learn_of_all() {
+fn ranks_started_in_any_order_get_all_cards() {
     let (listener, address) = listener();
     let size = 5;
     thread::scope(|scope| {
@@ -115,7 +115,7 @@ fn ranks_of_another_job_are_refused() {
 }
 
 #[test]
-fn a_missing_rank_is_named_to_all() {
+fn a_missing_rank_is_named_at_all_ranks() {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let worker = scope.spawn(move || rendezvous(bootstrap(1, 4, address), card(1)).err().unwrap());
@@ -136,7 +136,7 @@ fn a_missing_rank_is_named_to_all() {
 }
 
 #[test]
-fn rank_0_missing_is_told_with_its_address() {
+fn a_missing_rank_0_is_reported_with_its_address() {
     let (listener, address) = listener();
     drop(listener);
     let message = rendezvous(bootstrap(1, 2, address), card(1)).err().unwrap().to_string();
@@ -147,7 +147,7 @@ fn rank_0_missing_is_told_with_its_address() {
 }
 
 #[test]
-fn a_port_in_use_is_told() {
+fn a_port_in_use_is_reported() {
     let (_listener, address) = listener();
     let message = rendezvous(bootstrap(0, 2, address), card(0)).err().unwrap().to_string();
     assert!(message.contains(&address.to_string()) && message.contains("FERROCE_MASTER_PORT"), "{message}");
@@ -155,7 +155,7 @@ fn a_port_in_use_is_told() {
 
 /// After any invalid connections, the correct rank is accepted.
 #[test]
-fn strangers_are_refused_and_do_no_harm() {
+fn invalid_connections_are_refused_and_harmless() {
     let (listener, address) = listener();
     let slow = Duration::from_secs(20);
     thread::scope(|scope| {
@@ -220,7 +220,7 @@ fn refusals_are_part_of_the_error_about_missing_ranks() {
 
 /// Refusals contain bytes of the client, and the log must not grow without limit.
 #[test]
-fn strangers_write_no_log() {
+fn invalid_connections_do_not_fill_the_log() {
     let (listener, address) = listener();
     let warnings = Warnings::default();
     let log = tracing::Dispatch::new(warnings.clone());
@@ -261,7 +261,7 @@ impl tracing::Subscriber for Warnings {
 
 /// A rank checks the lengths sent by rank 0.
 #[test]
-fn a_rank_refuses_what_is_no_table() {
+fn a_rank_refuses_invalid_tables() {
     let newer = Reply { version: U32::new(3), ..Reply::new(TABLE, 0) };
     let endless = Reply::new(TABLE, u32::MAX as usize);
     let long_winded = Reply::new(REFUSAL, MAX_REFUSAL + 1);
@@ -302,7 +302,7 @@ fn meet_after(before: impl FnOnce(SocketAddr)) {
 }
 
 #[test]
-fn connections_that_say_nothing_keep_no_rank_out() {
+fn silent_connections_do_not_block_ranks() {
     let mut idle = Vec::new();
     meet_after(|address| {
         idle.extend((0..300).map(|_| TcpStream::connect(address).unwrap()));
@@ -312,7 +312,7 @@ fn connections_that_say_nothing_keep_no_rank_out() {
 }
 
 #[test]
-fn a_visitor_has_its_time() {
+fn a_slow_connection_is_accepted_within_its_time() {
     meet_after(|address| {
         let [mut silent, mut half] = [(), ()].map(|()| TcpStream::connect(address).unwrap());
         half.write_all(&hello(1, 2).as_bytes()[..20]).unwrap();
@@ -347,19 +347,19 @@ fn comes_again(first_words: &[u8]) {
 }
 
 #[test]
-fn a_rank_that_has_gone_may_come_again() {
+fn a_rank_that_disconnected_may_reconnect() {
     comes_again(hello(1, 3).as_bytes());
 }
 
 /// The same with excess bytes, which stay in the socket.
 #[test]
-fn a_rank_that_has_said_too_much_may_come_again() {
+fn a_rank_that_sent_too_much_may_reconnect() {
     comes_again(&[hello(1, 3).as_bytes(), b"and more"].concat());
 }
 
 /// A rank that does not read, or reads a few bytes at a time, does not delay other ranks.
 #[test]
-fn a_rank_that_does_not_read_keeps_no_other_waiting() {
+fn a_rank_that_does_not_read_does_not_delay_others() {
     // More than two sockets can buffer.
     let table = vec![7; 1 << 25];
     let (listener, address) = listener();
@@ -403,7 +403,7 @@ fn a_rank_that_does_not_read_keeps_no_other_waiting() {
 
 /// Its hello may be longer than that of this version.
 #[test]
-fn a_peer_of_another_version_is_told_so_whatever_it_says() {
+fn a_peer_of_another_version_is_told_the_version() {
     meet_after(|address| {
         let newer = Hello { version: U32::new(9), ..hello(1, 2) };
         let long = [newer.as_bytes(), &[0; 60_000]].concat();
@@ -415,7 +415,7 @@ fn a_peer_of_another_version_is_told_so_whatever_it_says() {
 }
 
 #[test]
-fn a_rank_that_is_let_go_of_comes_again() {
+fn a_rank_whose_connection_was_closed_reconnects() {
     let (listener, address) = listener();
     thread::scope(|scope| {
         let worker = bootstrap(1, 2, address).timeout(Duration::from_secs(20));
@@ -436,7 +436,7 @@ fn a_rank_that_is_let_go_of_comes_again() {
 const FEW_FILES: &str = "FERROCE_TEST_FEW_FILES";
 
 #[test]
-fn a_lack_of_descriptors_passes() {
+fn a_lack_of_descriptors_is_temporary() {
     let slow = Duration::from_secs(20);
     if std::env::var_os(FEW_FILES).is_some() {
         let (listener, address) = listener();
@@ -445,7 +445,7 @@ fn a_lack_of_descriptors_passes() {
         assert_eq!(met.unwrap(), [0, 1].map(card));
         return;
     }
-    let name = "rendezvous::tests::a_lack_of_descriptors_passes";
+    let name = "rendezvous::tests::a_lack_of_descriptors_is_temporary";
     let mut root = Command::new("sh");
     root.args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
     root.args(["--exact", name, "--nocapture"]).env(FEW_FILES, "1").stdout(Stdio::piped());

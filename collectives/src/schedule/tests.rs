@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_global_rejects: 1_000_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_element_ends_where_it_is_due(
+    fn every_element_arrives_at_its_destination(
         case in cases(1..=9, 30),
         slots in 1usize..5,
         eager in 0usize..30,
@@ -313,7 +313,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_global_rejects: 1_000_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_element_ends_where_it_is_due_for_many_ranks(
+    fn every_element_arrives_at_its_destination_for_many_ranks(
         case in cases(10..=64, 70),
         slots in 1usize..5,
         eager in 0usize..70,
@@ -328,7 +328,7 @@ proptest! {
 
 /// All operations with all algorithms, in place or not, for few ranks.
 #[test]
-fn the_whole_product_for_one_to_nine_ranks() {
+fn all_combinations_for_one_to_nine_ranks() {
     let mut runs = 0;
     for size in 1..=9 {
         for kind in Kind::ALL {
@@ -389,7 +389,7 @@ fn a_barrier_waits_for_every_rank() {
 }
 
 #[test]
-fn a_leaf_of_one_tree_is_no_leaf_of_the_other() {
+fn a_leaf_of_one_tree_is_not_a_leaf_of_the_other() {
     for size in 2..=130 {
         for tree in [0, 1] {
             let mut reached = vec![false; size];

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rank_is_once_in_an_order() {
+    fn each_rank_is_in_an_order_once() {
         let mut seed = Random::from_env("FERROCE_RING_SEED");
         for count in [1, 2, 12, 13, 40] {
             let costs = random(&mut seed, count);

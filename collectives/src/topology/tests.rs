@@ -48,7 +48,7 @@ fn a_server_without_faults() {
 }
 
 #[test]
-fn what_costs_is_said_with_its_price() {
+fn costly_placements_are_reported_with_their_cost() {
     let host = read(DGX_A100_FAULTY);
     let placement = Placement::new(&host);
     // GPUs of one socket are adjacent, and so are those of one node.
@@ -101,7 +101,7 @@ fn without_a_gpu_each_nic_is_a_rank() {
 }
 
 #[test]
-fn an_interface_without_an_address_is_told() {
+fn an_interface_without_an_address_is_reported() {
     let mut host = read(VIRTUAL_MACHINE);
     host.nics[0].addresses = Some(Vec::new());
     let placement = Placement::new(&host);
@@ -178,7 +178,7 @@ fn links_that_are_slower_than_their_ports() {
 }
 
 #[test]
-fn a_process_on_another_node_is_told() {
+fn a_process_on_another_node_is_reported() {
     let host = read(DGX_H100);
     let placement = Placement::new(&host);
     let check = |cpus: &str, rank| -> Vec<String> {

@@ -55,7 +55,7 @@ const KUBERNETES: [(&str, &str); 3] =
 const ID: (&str, &str) = ("FERROCE_UNIQUE_ID", "ferroce1:192.0.2.1:41234:0123456789abcdef");
 
 #[test]
-fn what_torchrun_sets_is_read() {
+fn variables_of_torchrun_are_read() {
     let bootstrap = from(&TORCHRUN).unwrap();
     assert_eq!((bootstrap.rank(), bootstrap.size()), (2, 4));
     assert_eq!(bootstrap.master(), "192.0.2.1:29500".parse().unwrap());
@@ -68,7 +68,7 @@ fn what_torchrun_sets_is_read() {
 
 /// The store of torchrun's agent uses the port.
 #[test]
-fn the_port_of_torchruns_own_store_is_left_alone() {
+fn the_port_of_torchruns_own_store_is_not_used() {
     let port = |store, restarts| {
         let elastic = [
             ("TORCHELASTIC_USE_AGENT_STORE", store),
@@ -88,7 +88,7 @@ fn the_port_of_torchruns_own_store_is_left_alone() {
 }
 
 #[test]
-fn a_name_is_listened_for_everywhere() {
+fn rank_0_listens_on_all_addresses_for_a_name() {
     let mut pairs = TORCHRUN;
     pairs[2].1 = "head.example";
     // Addresses need no resolver, whose results depend on the machine.
@@ -107,7 +107,7 @@ fn a_name_is_listened_for_everywhere() {
 }
 
 #[test]
-fn refusals_name_the_variable_and_the_value() {
+fn errors_name_the_variable_and_the_value() {
     for missing in 0..4 {
         let mut pairs = TORCHRUN.to_vec();
         let (name, _) = pairs.remove(missing);
@@ -131,7 +131,7 @@ fn refusals_name_the_variable_and_the_value() {
 }
 
 #[test]
-fn without_a_launcher_all_are_named() {
+fn without_a_launcher_the_error_names_all() {
     let message = refusal(&[("MASTER_ADDR", "192.0.2.1")]);
     for launcher in Launcher::ALL {
         assert!(message.contains(&format!("{} ({launcher})", launcher.variables()[0])), "{message}");
@@ -140,7 +140,7 @@ fn without_a_launcher_all_are_named() {
 }
 
 #[test]
-fn an_id_goes_with_the_rank_of_any_launcher() {
+fn a_unique_id_works_with_any_launcher() {
     let own = [("FERROCE_RANK", "1"), ("FERROCE_SIZE", "3")];
     for (pairs, rank, size) in [(&own[..], 1, 3), (&TORCHRUN, 2, 4), (&OPEN_MPI, 1, 4), (&SLURM, 3, 8)] {
         let bootstrap = from(&[pairs, &[ID]].concat()).unwrap();
@@ -243,7 +243,7 @@ fn the_first_of_slurms_nodes_is_found() {
 }
 
 #[test]
-fn ranks_by_pmi_are_told_where_to_meet() {
+fn ranks_of_pmi_meet_at_the_given_address() {
     let pairs = [("PMI_RANK", "0"), ("PMI_SIZE", "2")];
     assert!(refusal(&pairs).contains("MASTER_ADDR is not set"));
     let address = [&pairs[..], &[("MASTER_ADDR", "192.0.2.1")]].concat();
@@ -260,7 +260,7 @@ fn ranks_by_pmi_are_told_where_to_meet() {
 }
 
 #[test]
-fn pods_meet_at_the_one_with_index_0() {
+fn pods_meet_at_index_0() {
     let pod = (Launcher::Kubernetes, 1, 2, "sums-0.sums".to_owned(), 29500, 0);
     assert_eq!(told(&KUBERNETES), pod);
     assert!(refusal(&KUBERNETES[..1]).contains("FERROCE_SIZE is not set"));
@@ -270,7 +270,7 @@ fn pods_meet_at_the_one_with_index_0() {
 
 /// The order in which launchers are detected.
 #[test]
-fn the_first_launcher_counts() {
+fn the_first_launcher_in_order_is_used() {
     let all = [&KUBERNETES[1..], &KUBERNETES[..1], &SLURM, &OPEN_MPI, &TORCHRUN].concat();
     assert_eq!(told(&all).0, Launcher::Torchrun);
     let without = [&KUBERNETES[..], &SLURM, &OPEN_MPI].concat();

@@ -116,7 +116,7 @@ fn due(data_type: DataType, reduction: Reduction, ranks: usize, index: usize) ->
 }
 
 #[test]
-fn every_type_by_every_reduction_and_algorithm() {
+fn every_type_with_every_reduction_and_algorithm() {
     let reductions = [
         Reduction::Sum,
         Reduction::Product,
