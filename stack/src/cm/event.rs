@@ -76,50 +76,50 @@ pub struct ConnectionRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmEvent {
-    /// Somebody asks for a connection, or for a datagram service.
+    /// A peer requests a connection, or searches for a datagram service.
     ConnectionRequest(ConnectionRequest),
     /// The queue pair is in RTS.
     Established {
         /// The connection.
         id: CmId,
-        /// What the peer sent with its acceptance; empty at the accepting end.
+        /// The private data of the peer's acceptance; empty at the accepting end.
         private_data: PrivateData,
     },
-    /// A datagram service is found.
+    /// A datagram service was found.
     Resolved {
-        /// The search, which is over.
+        /// The search, which has ended.
         id: CmId,
-        /// The way there, for an address handle.
+        /// The path to it, for an address handle.
         address: AddressVector,
         /// The queue pair of the service.
         qpn: Qpn,
-        /// What its datagrams must carry.
+        /// The Q_Key that its datagrams must carry.
         qkey: u32,
-        /// What the service sent along.
+        /// The private data of the service.
         private_data: PrivateData,
     },
-    /// The peer refuses. The id is gone, and the queue pair as it was, or in ERR if it had been accepted.
+    /// The peer rejects. The ID no longer exists; the queue pair is unchanged, or in ERR if it had been accepted.
     Rejected {
         /// The connection, or the search.
         id: CmId,
-        /// Why: for a search the status of the SIDR reply.
+        /// The reason: for a search the status of the SIDR reply.
         reason: RejectReason,
-        /// What it sent along.
+        /// Its private data.
         private_data: PrivateData,
     },
-    /// The peer can't be reached, or does not answer. The id is gone.
+    /// The peer is unreachable, or does not answer. The ID no longer exists.
     Unreachable {
         /// The connection, or the search.
         id: CmId,
-        /// Who can't be reached, and why.
+        /// The peer, and why it is unreachable.
         reason: Unreachable,
     },
-    /// The connection is over, and its queue pair in ERR.
+    /// The connection has ended, and its queue pair is in ERR.
     Disconnected {
         /// The connection.
         id: CmId,
     },
-    /// Late packets of the connection are gone from the network, and so is the id.
+    /// Late packets of the connection are gone from the network; the ID no longer exists.
     TimewaitExit {
         /// The connection.
         id: CmId,

@@ -1,4 +1,4 @@
-//! What the ends of a connection ask for.
+//! The parameters of the ends of a connection.
 
 use std::time::Duration;
 
@@ -111,9 +111,9 @@ pub struct ConnectionParameters<'a> {
 }
 
 impl Default for ConnectionParameters<'_> {
-    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 resends 4.3 s apart. So a
-    /// `connect` to who neither answers nor is refused by the network ends after 69 s, [`CmEvent::Unreachable`],
-    /// and 3 resends would end it after 17 s ([`patience`](ConnectionParameters::patience)).
+    /// As rdma_cm: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 retransmissions at an interval of 4.3 s. So
+    /// a `connect` without an answer, and without an error of the network, ends after 69 s with [`CmEvent::Unreachable`]; 3
+    /// retransmissions would end it after 17 s ([`patience`](ConnectionParameters::patience)).
     fn default() -> Self {
         ConnectionParameters {
             private_data: &[],
@@ -216,7 +216,7 @@ impl<'a> ConnectionParameters<'a> {
         time_of(self.cm_timeout) * (u32::from(self.cm_retries) + 1)
     }
 
-    /// Fails on the first that is out of its range.
+    /// Fails on the first one that is out of range.
     pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
         check_private_data(self.private_data, private_data_max)?;
         let numbers = [
@@ -243,7 +243,7 @@ impl<'a> ConnectionParameters<'a> {
     }
 }
 
-/// Private data has as many bytes as its message has room for.
+/// Private data must fit in its message.
 pub(crate) fn check_private_data(data: &[u8], most: usize) -> Result<(), Error> {
     if data.len() <= most {
         return Ok(());

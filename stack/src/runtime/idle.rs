@@ -14,7 +14,7 @@ use crate::verbs::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Idle {
-    /// Polls again at once, for ever: for a dedicated core.
+    /// Polls again immediately, always: for a dedicated core.
     Spin,
     /// Yields to other threads of the core, and polls again.
     Yield,
