@@ -65,11 +65,11 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
     assert_eq!((of(false), of(true)), (vec![0, 1, 2, 3], vec![100, 101, 102, 103]));
     assert_eq!(&context.bytes(mr).unwrap()[..40], b"in orderin orderin orderin order\0\0\0\0\0\0\0\0");
 
-    // Nothing more: the room stays as it is.
+    // Nothing more: `room` is unchanged.
     let before = room;
     assert_eq!(context.poll_cq_into(cq, &mut room).unwrap(), 0);
     assert_eq!(room, before);
-    // What is refused first leaves nothing behind.
+    // A list whose first request is refused leaves nothing posted.
     context.modify_qp(qp, Transition::Reset).unwrap();
     let refused = context.post_sends(qp, &sends[..2]).unwrap_err();
     assert!(matches!(refused, PostError { posted: 0, source: Error::State { .. }, .. }), "{refused:?}");

@@ -32,7 +32,7 @@ fn a_row_that_was_chosen_stays_the_only_one_when_the_kernel_tells_of_a_change() 
     assert!(stub.raise(GID_CHANGE, 1) > 0);
     for (context, count) in &mut contexts {
         let before = context.port().gids.clone();
-        // Events are looked for once in so many polls.
+        // Events are checked once in several polls.
         for n in 1..5000 {
             context.poll(Nanos(n)).unwrap();
         }

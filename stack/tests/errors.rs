@@ -1,4 +1,4 @@
-//! What the errors of the verbs say: the attribute, its value, and what would be right.
+//! The texts of the verbs' errors: the attribute, its value, and the valid ones.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,7 +31,7 @@ fn says<T>(result: Result<T, impl Into<Error>>, said: &str) {
     assert!(error.contains(said), "{error}\nwithout: {said}");
 }
 
-/// Connected with itself.
+/// Connected to itself.
 fn connected(end: &mut End) -> Qp {
     let qp = end.context.create_qp(&QpConfig::rc(end.pd, end.cq).max_send_wr(1)).expect("as set up");
     let own = end.context.endpoint(qp, 0).expect("as set up");
@@ -152,7 +152,7 @@ fn of_a_connection() {
     let peer = SocketAddr::from(([192, 0, 2, 2], 7471));
     let (near, far) = loopback::pair(&[[192, 0, 2, 1].into()], &[peer.ip()]);
     let mut server = Context::open(Box::new(far), &Config::default()).expect("as set up");
-    // It hears MADs once its connection manager is in use.
+    // It receives MADs once its connection manager is in use.
     let other = SocketAddr::new(peer.ip(), 1);
     server.listen(PortSpace::Tcp, other, &ListenConfig::default()).expect("as set up");
     let server = Runner::start(server, &RunnerConfig::default().idle(Idle::Block)).expect("as set up");

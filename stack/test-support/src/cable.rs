@@ -1,4 +1,4 @@
-//! A cable with an engine at one end and a test at the other: what the engine sends is kept, what it gets is said.
+//! A cable with an engine at one end and a test at the other, which reads the engine's frames and sends frames to it.
 //!
 //! ```
 //! use ferroce::{Config, Context, Nanos};
@@ -104,7 +104,7 @@ impl Cable {
     }
 }
 
-/// Frames on the way, both directions.
+/// Frames in flight, both directions.
 #[derive(Debug, Default)]
 struct Way {
     to_engine: VecDeque<Vec<u8>>,
@@ -120,7 +120,7 @@ struct Way {
 pub struct CablePort {
     capabilities: Capabilities,
     buffer: Box<[u8]>,
-    /// What the buffer is filled with, until the engine has written to it.
+    /// The contents of the buffer before the engine writes to it.
     poisoned: Option<u8>,
     cable: Cable,
 }

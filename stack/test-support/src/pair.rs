@@ -106,7 +106,7 @@ pub struct Pair {
     pub now: Nanos,
     /// The time of the step under way, for filters of the network.
     pub clock: Arc<AtomicU64>,
-    /// The last step found nothing to come.
+    /// The last step found nothing to do.
     idle: bool,
 }
 
@@ -177,7 +177,7 @@ impl End {
         self.qps.iter().map(|qp| self.context.query_qp(*qp).unwrap().qpn).collect()
     }
 
-    /// The row of the GID table that packets are to be sent from.
+    /// The GID index of the source of packets.
     fn sgid_index(&self, setup: &Setup) -> usize {
         let gids = &self.context.port().gids;
         gids.iter().position(|gid| (gid.roce_v1, gid.vlan) == (setup.roce_v1, setup.vlan)).unwrap()

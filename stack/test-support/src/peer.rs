@@ -1,10 +1,8 @@
-//! The scripted peer: one queue pair under test, and everything that the other end of its
-//! connection would send, by hand.
+//! The scripted peer: one queue pair under test, and all packets of the other end of its connection, written by the test.
 //!
-//! Time stands still until a case calls [`Peer::advance`], and the engine runs only inside the
-//! methods here, so a case is the same every time. Expectations take what they name: `expect` the
-//! oldest packet sent, `expect_wc` the oldest completion, `expect_event` the oldest event. What
-//! nobody took fails the case when the peer is dropped.
+//! Time stands still until a case calls [`Peer::advance`], and the engine runs only inside the methods here, so a case is
+//! the same every time. Expectations take what they name: `expect` the oldest packet sent, `expect_wc` the oldest
+//! completion, `expect_event` the oldest event. Anything not taken fails the case when the peer is dropped.
 
 mod expect;
 
@@ -163,7 +161,7 @@ pub struct Peer {
     /// The addresses of the peer's packets.
     pub address: PathAddress,
     cable: Cable,
-    /// What each counter showed when it was last asked for.
+    /// The value of each counter at the last query.
     asked: HashMap<Counter, u64>,
 }
 

@@ -1,5 +1,5 @@
-//! The files of this repository, for tests that hold its pages and sources to its rules. The Rust of the pages is tested
-//! here too, since packages that are published do not have them.
+//! The files of this repository, for tests that check its pages and sources against its rules. The Rust code of the pages
+//! is tested here too, because published packages do not contain them.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,8 +1,8 @@
-//! The semantics of the verbs, whatever carries them out: cases for two contexts, in software or on a card.
+//! The semantics of the verbs on any backend: cases for two contexts, in software or on an RNIC.
 //!
-//! Each case makes its queue pairs and regions, tries one verb with its ends and errors, and destroys all again. What a
-//! backend does otherwise is in `DIFFERENCES`, with the reason; one that is not there, and one that is there and does not
-//! show, fail.
+//! Each case creates its queue pairs and regions, tries one verb with its results and errors, and destroys all again.
+//! Deviations of a backend are in `DIFFERENCES`, with the reason; an unlisted deviation, and a listed one that does not
+//! occur, are failures.
 
 mod connections;
 mod datagrams;
@@ -32,7 +32,7 @@ pub struct Case {
     pub run: fn(&mut Pair) -> Outcome,
 }
 
-/// A name and what is run.
+/// A name and the function to run.
 type Entry = (&'static str, fn(&mut Pair) -> Outcome);
 
 /// What carries out the verbs of an end.
@@ -46,7 +46,7 @@ pub enum Kind {
     Stub,
 }
 
-/// What an end of a kind does otherwise.
+/// A deviation of a kind of end.
 struct Difference {
     case: &'static str,
     /// Every card, if `None`.
@@ -55,7 +55,7 @@ struct Difference {
     reason: &'static str,
 }
 
-/// The end that does it.
+/// The end that deviates.
 #[derive(Clone, Copy)]
 enum At {
     Requester,
@@ -179,7 +179,7 @@ const DIFFERENCES: &[Difference] = &[
     ),
 ];
 
-/// How long anything may take: an emulated guest on a busy machine is slow.
+/// The time limit of any step: an emulated guest on a busy machine is slow.
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -216,7 +216,7 @@ pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, us
             let _ = writeln!(table, "{:<58} not run: the two have no VLAN", case.name);
             continue;
         }
-        // What will not come is not waited for long.
+        // An expected failure is not waited for long.
         pair.patience = if known.is_some() { SHORT } else { LONG };
         let outcome = (case.run)(pair).and_then(|()| pair.clear());
         if outcome.is_err() {

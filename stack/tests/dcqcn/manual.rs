@@ -55,7 +55,7 @@ fn the_manual_has_the_defaults_of_the_notification_point() {
     assert_eq!(found, expected);
 }
 
-/// The page's times of recovery: on a line of 25 Gb/s, a CNP in each 50 µs until the rate is 1 Gb/s or less; then none, and
+/// The page's recovery times: on a line of 25 Gb/s, a CNP every 50 µs until the rate is 1 Gb/s or less; then none, and
 /// frames of 4162 bytes at the current rate until it is 90 % of the line's.
 #[test]
 fn the_manual_tells_how_long_a_recovery_takes() {

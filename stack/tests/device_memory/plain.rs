@@ -1,4 +1,4 @@
-//! Each verb between memory of devices and of hosts, both ways round.
+//! Each verb between device memory and host memory, in both directions.
 
 use std::time::Duration;
 
@@ -96,8 +96,8 @@ fn pieces_of_hosts_and_devices_are_one_message() {
     world.end();
 }
 
-/// They come in one poll and are copied at once, as far as one copy has room for pieces; a packet that goes on where the last one ended
-/// needs no room for that.
+/// They arrive in one poll and are copied at once, as far as one copy has room for pieces; a packet that continues the last
+/// one needs no further piece.
 #[test]
 fn many_pieces_come_in_one_poll() {
     for read in [false, true] {
@@ -131,7 +131,7 @@ fn many_pieces_come_in_one_poll() {
     }
 }
 
-/// What is sent while it is being copied is what was there when it was posted, and costs no copy per packet.
+/// Data is gathered once per chunk, not per packet.
 #[test]
 fn copies_are_of_chunks() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 1 << 20);
@@ -150,7 +150,7 @@ fn copies_are_of_chunks() {
     world.end();
 }
 
-/// A window lets no atomics in that its region could not take.
+/// A window can't grant atomics that its region does not support.
 #[test]
 fn windows_for_atomics_are_not_bound_to_memory_of_devices() {
     let mut world = World::new(1, LinkConfig::default(), Setup::default(), &late(), 4096);

@@ -23,8 +23,8 @@ impl Peer {
         let end = self.now + by;
         self.poll();
         while let Some(due) = self.context.next_timeout().filter(|due| *due <= end) {
-            // A timer that is due already fires in the poll before; one nanosecond keeps an engine
-            // that names the past from stopping the clock.
+            // A timer that is due already fires in the poll before; one nanosecond keeps an engine that returns a past time
+            // from stopping the clock.
             self.now = due.max(self.now + Duration::from_nanos(1));
             self.poll();
         }
@@ -32,7 +32,7 @@ impl Peer {
         self.poll();
     }
 
-    // What the engine sends.
+    // Packets of the engine.
 
     /// The next packet of the engine, which must be this one.
     #[track_caller]
@@ -144,7 +144,7 @@ impl Peer {
         self.take_packets()
     }
 
-    // What the engine tells its application.
+    // Completions and events of the engine.
 
     /// The next completion, which must be this one.
     #[track_caller]
@@ -203,7 +203,7 @@ impl Peer {
         }
     }
 
-    /// For the messages of failures: what else there is.
+    /// Pending packets, completions and events, for messages of failures.
     pub(super) fn situation(&self, waiting: &str) -> String {
         let mut text = String::new();
         for (at, frame) in self.cable.waiting() {

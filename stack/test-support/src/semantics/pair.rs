@@ -1,4 +1,4 @@
-//! Two contexts, and what a case has made on them.
+//! Two contexts, and the objects that a case has created on them.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use ferroce::*;
 
 use super::Outcome;
 
-/// How long the kernel may look for a next hop.
+/// The time limit for the kernel to resolve a next hop.
 const RESOLVE: Duration = Duration::from_secs(20);
-/// How long nothing may come.
+/// The time without an event after which none is expected.
 const SILENCE: Duration = Duration::from_millis(40);
 
 /// The VLAN of the cases in one.
@@ -38,13 +38,13 @@ pub struct Pair {
     /// The requester and the responder.
     pub ends: [End; 2],
     pub(super) patience: Duration,
-    /// The rows of IPv6 addresses by which they reach each other.
+    /// The GID indices of IPv6 addresses by which they reach each other.
     ipv6: Option<[usize; 2]>,
-    /// Those of addresses in [`VLAN`].
+    /// The same for addresses in [`VLAN`].
     vlan: Option<[usize; 2]>,
 }
 
-/// Both rights of regions, and all remote ones that every backend has.
+/// The local right of regions, and all remote ones that every backend supports.
 pub(super) const ALL: [Access; 4] =
     [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
 
