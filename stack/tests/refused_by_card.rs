@@ -1,4 +1,4 @@
-//! What a card refuses, and what is right in its place.
+//! Requests that a card refuses, and the valid values.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
@@ -54,6 +54,6 @@ fn a_region_for_peers_begins_as_far_behind_a_page_as_its_memory_does() {
     let zeroed = || Memory::zeroed(64).unwrap();
     says(context.register_at(pd, zeroed(), rights, 8), "iova = 0x8: 0 modulo 4096");
     context.register_at(pd, zeroed(), rights, 0x7000).unwrap();
-    // Nobody else knows its addresses.
+    // No peer knows its addresses.
     context.register_at(pd, zeroed(), Access::LOCAL_WRITE, 8).unwrap();
 }

@@ -369,7 +369,7 @@ fn case_103_a_broken_packet_and_a_cnp_make_none() {
     peer.expect_nothing();
     peer.expect_counted(Counter::NpCnpSent, 0);
 
-    // Nor does a reaction point here prevent CNPs: it obeys them itself.
+    // Nor a marked CNP, which the queue pair itself obeys.
     let mut peer = marked(with(|config| each(obeying(config))));
     peer.inject(cnp());
     peer.expect_nothing();
