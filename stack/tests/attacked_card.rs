@@ -31,7 +31,7 @@ fn connected(context: &mut Context) -> (Cq, [Qp; 2], Pd, Mr) {
 }
 
 #[test]
-fn a_poll_ends_while_completions_of_nothing_never_do() {
+fn a_poll_ends_during_endless_bogus_completions() {
     let Some(stub) = Stub::build(&["FLOOD_POLL"]) else { return };
     let (tell, told) = mpsc::channel();
     let attacked = thread::spawn(move || {
@@ -54,7 +54,7 @@ fn a_poll_ends_while_completions_of_nothing_never_do() {
 
 /// Completions after the end of a device refer to memory that may have been reused.
 #[test]
-fn a_device_that_is_gone_is_not_asked_for_completions() {
+fn a_device_that_is_gone_is_not_polled_for_completions() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let port = RnicPort::open_by(&verbs, "stub1", None, None).unwrap();
@@ -74,7 +74,7 @@ fn a_device_that_is_gone_is_not_asked_for_completions() {
 }
 
 #[test]
-fn arming_for_any_completion_is_stronger_in_both_orders() {
+fn arming_for_any_completion_takes_precedence_in_both_orders() {
     for order in [[Notify::Solicited, Notify::Next], [Notify::Next, Notify::Solicited]] {
         let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
         let mut context = open(&stub);
@@ -101,7 +101,7 @@ fn arming_for_any_completion_is_stronger_in_both_orders() {
 }
 
 #[test]
-fn a_bind_that_fails_leaves_its_window_unbound_though_one_before_it_succeeded() {
+fn a_failed_bind_does_not_affect_an_earlier_successful_one() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub);
     let (cq, qps, pd, mr) = connected(&mut context);
@@ -132,7 +132,7 @@ fn a_bind_that_fails_leaves_its_window_unbound_though_one_before_it_succeeded() 
 }
 
 #[test]
-fn a_bind_of_a_window_that_is_gone_is_not_of_the_one_in_its_place() {
+fn a_bind_of_a_destroyed_window_does_not_affect_the_next_one() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub);
     let (_, qps, pd, mr) = connected(&mut context);

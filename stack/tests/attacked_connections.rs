@@ -164,7 +164,7 @@ fn check(told: &[CmEvent], id: CmId, state: Option<QpState>, case: &str) {
 }
 
 #[test]
-fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
+fn any_event_at_any_time_is_handled_consistently() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut port = 1000;
     let mut failures = Vec::new();
@@ -219,7 +219,7 @@ fn any_event_at_any_time_is_survived_and_nothing_untrue_is_told() {
 }
 
 #[test]
-fn an_event_that_comes_twice_is_told_once() {
+fn a_repeated_event_is_reported_once() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -253,7 +253,7 @@ fn an_event_that_comes_twice_is_told_once() {
 /// The kernel reports this for a peer that gives up a connection that it has accepted, before it receives that the
 /// connection is ready.
 #[test]
-fn a_connection_that_the_peer_rejects_late_is_over() {
+fn a_connection_that_the_peer_rejects_late_has_ended() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     for stage in ["Established", "EstablishedHere", "Ending"] {
         cm.silence(true);
@@ -275,7 +275,7 @@ fn a_connection_that_the_peer_rejects_late_is_over() {
 
 /// As in software: the peer may already consider it established.
 #[test]
-fn the_end_of_a_connection_that_was_accepted_is_told() {
+fn the_end_of_an_accepted_connection_is_reported() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -289,7 +289,7 @@ fn the_end_of_a_connection_that_was_accepted_is_told() {
 
 /// A library that fails at every query of an event does not keep attempts from timing out.
 #[test]
-fn events_that_cannot_be_taken_hold_up_nothing_else() {
+fn unreadable_events_do_not_block_timeouts() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -313,7 +313,7 @@ fn events_that_cannot_be_taken_hold_up_nothing_else() {
 }
 
 #[test]
-fn a_flood_of_events_does_not_hold_a_poll() {
+fn a_flood_of_events_does_not_block_a_poll() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -337,7 +337,7 @@ fn a_flood_of_events_does_not_hold_a_poll() {
 }
 
 #[test]
-fn private_data_is_as_long_as_it_can_be() {
+fn private_data_is_limited_to_its_maximum() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     for (length, is_null, expected) in [(0, false, 0), (255, false, PrivateData::MAX), (255, true, 0)] {
         cm.private_data(Some(length), is_null);
@@ -360,7 +360,7 @@ fn private_data_is_as_long_as_it_can_be() {
 }
 
 #[test]
-fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
+fn endless_requests_and_a_destroyed_listener_leave_nothing() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut host = Host::new(&stub, &cm);
     cm.silence(true);
@@ -400,7 +400,7 @@ fn requests_without_end_and_a_listener_that_goes_leave_nothing() {
 }
 
 #[test]
-fn peers_that_never_answer_cost_nothing_when_their_time_is_over() {
+fn peers_that_never_answer_leave_nothing_after_their_timeout() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     cm.silence(true);
     let mut host = Host::new(&stub, &cm);
@@ -444,7 +444,7 @@ fn peers_that_never_answer_cost_nothing_when_their_time_is_over() {
 }
 
 #[test]
-fn two_contexts_on_one_card_connect_and_part_again_and_again() {
+fn two_contexts_on_one_card_connect_and_disconnect_repeatedly() {
     let (Some(stub), Some(cm)) = (Stub::build(&["NOTHING_WRONG"]), RdmaCmStub::build()) else { return };
     let mut hosts = [Host::new(&stub, &cm), Host::new(&stub, &cm)];
     for round in 0..10 {

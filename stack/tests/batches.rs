@@ -19,7 +19,7 @@ fn connected() -> (Context, Qp, Cq, Mr) {
 }
 
 #[test]
-fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
+fn lists_are_posted_in_order_up_to_the_first_refused_request() {
     let (mut context, qp, cq, mr) = connected();
     let pieces: Vec<[Sge; 1]> = (0..6).map(|n| [Sge { mr, offset: 8 * n, length: 8 }]).collect();
     let receives: Vec<_> =
@@ -78,7 +78,7 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
 }
 
 #[test]
-fn a_shared_receive_queue_takes_lists_as_well() {
+fn a_shared_receive_queue_accepts_lists_too() {
     let (mut context, _, _, mr) = connected();
     let pd = context.alloc_pd().unwrap();
     let srq = context.create_srq(&SrqConfig::new(pd).max_wr(2).max_sge(1)).unwrap();

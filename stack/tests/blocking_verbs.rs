@@ -95,7 +95,7 @@ fn ends_by_a_runner(context: Context, cq: Cq, qp: Qp) -> Context {
 }
 
 #[test]
-fn waits_that_are_shorter_than_a_timer_bring_it_on() {
+fn timers_advance_in_short_waits() {
     for slice in [Duration::ZERO, Duration::from_micros(100), Duration::from_millis(2), LONG] {
         let mut end = Lonely::new();
         end.post();
@@ -124,7 +124,7 @@ fn waits_that_are_shorter_than_a_timer_bring_it_on() {
 
 /// Time between two waits counts too.
 #[test]
-fn time_between_waits_passes_too() {
+fn time_between_waits_counts() {
     let mut end = Lonely::new();
     end.post();
     let start = Instant::now();
@@ -138,7 +138,7 @@ fn time_between_waits_passes_too() {
 }
 
 #[test]
-fn a_loop_after_a_verb_that_waits_goes_on_where_time_was() {
+fn a_loop_continues_the_time_of_a_blocking_verb() {
     let after_a_wait = || {
         let mut end = Lonely::new();
         end.connect(6).unwrap();
@@ -157,7 +157,7 @@ fn a_loop_after_a_verb_that_waits_goes_on_where_time_was() {
 
 /// An application's own clock may have any value.
 #[test]
-fn loops_go_on_from_what_the_application_has_told() {
+fn loops_continue_from_the_applications_time() {
     let hour = Nanos::ZERO + Duration::from_secs(3600);
     let told = || {
         let mut end = Lonely::new();
@@ -200,7 +200,7 @@ fn time_never_goes_back() {
 }
 
 #[test]
-fn one_runner_after_another_goes_on_where_time_was() {
+fn a_runner_continues_the_time_of_the_previous_one() {
     let Lonely { context, cq, qp, _peer, .. } = Lonely::new();
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
@@ -213,7 +213,7 @@ fn one_runner_after_another_goes_on_where_time_was() {
 
 /// Two loops that alternate do not advance time too far.
 #[test]
-fn pollers_that_take_turns_agree_on_the_time() {
+fn alternating_pollers_have_the_same_time() {
     let mut end = Lonely::new();
     let mut old = Poller::spinning();
     old.poll(&mut end.context).unwrap();
@@ -230,7 +230,7 @@ fn pollers_that_take_turns_agree_on_the_time() {
 
 /// A request that is given up immediately must not delay the next one.
 #[test]
-fn a_thousand_attempts_of_no_time_hold_nothing_up() {
+fn a_thousand_attempts_with_zero_timeout_delay_nothing() {
     let (port, peer) = loopback::pair(&[HERE], &[PEER]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());

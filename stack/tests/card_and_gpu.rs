@@ -28,7 +28,7 @@ fn completed(context: &mut Context, cq: Cq, now: &mut u64) -> WorkCompletion {
 }
 
 #[test]
-fn it_is_reached_by_the_card_and_read_by_the_device() {
+fn gpu_memory_is_accessed_by_the_card_and_read_by_the_device() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     stub.set_vendor(INTEL);
     let mut context = open(&stub);
@@ -89,7 +89,7 @@ fn it_is_reached_by_the_card_and_read_by_the_device() {
 }
 
 #[test]
-fn a_refusal_says_what_to_do_and_gives_the_memory_back() {
+fn a_refusal_has_a_remedy_and_returns_the_memory() {
     type Wrong = fn(&Stub) -> FileGpu;
     let kept: Wrong = |_| FileGpu { offset: 0, keeps: true };
     let not_taken: Wrong = |stub| {

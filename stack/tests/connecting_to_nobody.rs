@@ -58,7 +58,7 @@ fn udp(address: IpAddr) -> Box<dyn PacketDriver> {
 }
 
 #[test]
-fn a_host_without_roce_says_so_at_once() {
+fn a_host_without_roce_refuses_at_once() {
     let mut end = End::new(udp(ip("127.81.0.1")));
     let peer = ip("127.81.0.2");
     let (error, took) = end.connect(peer);
@@ -76,7 +76,7 @@ fn a_host_without_roce_says_so_at_once() {
 
 #[cfg(feature = "af_xdp")]
 #[test]
-fn hosts_that_are_not_there_and_those_that_refuse() {
+fn hosts_that_do_not_exist_and_hosts_that_refuse() {
     let Some(namespaces) = Namespaces::new(1500) else { return };
     namespaces::ip(&format!("-n {} route add prohibit 198.51.100.0/24", namespaces.b));
     namespaces::ip(&format!("-n {} route add 198.51.100.0/24 via 10.9.0.2", namespaces.a));
@@ -118,7 +118,7 @@ fn hosts_that_are_not_there_and_those_that_refuse() {
 
 /// A host that drops unwanted packets does not answer, and the application's timeout applies.
 #[test]
-fn silence_ends_with_the_timeout_and_names_whom() {
+fn silence_ends_with_the_timeout_and_names_the_peer() {
     let [own, deaf] = [ip("10.0.0.1"), ip("10.0.0.2")];
     let (port, _deaf) = loopback::pair(&[own], &[deaf]);
     let mut end = End::new(Box::new(port));
@@ -135,7 +135,7 @@ fn silence_ends_with_the_timeout_and_names_whom() {
 }
 
 #[test]
-fn two_ends_that_wait_find_each_other() {
+fn two_blocking_ends_connect() {
     let [own, other] = [ip("10.0.0.1"), ip("10.0.0.2")];
     let (a, b) = loopback::pair(&[own], &[other]);
     let (mut a, mut b) = (End::new(Box::new(a)), End::new(Box::new(b)));
@@ -212,7 +212,7 @@ fn verbs_that_wait_for_a_next_hop_in_vain() {
 
 /// Attempts that were given up do not consume the answer of the next one.
 #[test]
-fn an_attempt_after_others_that_were_given_up_is_answered_at_once() {
+fn an_attempt_after_abandoned_ones_is_answered_at_once() {
     let mut end = End::new(udp(ip("127.81.0.3")));
     for peer in ["127.81.0.4", "127.81.0.5"].map(ip) {
         let to = SocketAddr::new(peer, PORT);

@@ -117,7 +117,7 @@ fn latecomer(op: fn(RemoteAddress) -> SendOp, length: u32) -> Duration {
 }
 
 #[test]
-fn a_latecomer_has_its_share() {
+fn a_latecomer_gets_its_share() {
     // Before the first of them are 4.6 ms of the other's packets; with equal shares then 4.6 ms for all.
     let took = latecomer(SendOp::Write, MESSAGE);
     assert!(took < Duration::from_millis(12), "{took:?}");
@@ -125,7 +125,7 @@ fn a_latecomer_has_its_share() {
 
 /// Responses are sent by the destination, and are independent of what is sent to it.
 #[test]
-fn reads_hold_up_no_writes() {
+fn reads_do_not_delay_writes() {
     for length in [MESSAGE, 1 << 20] {
         // 2.3 ms on a separate link, with READ requests and ACKs in the other direction.
         let took = latecomer(SendOp::Read, length);
@@ -136,7 +136,7 @@ fn reads_hold_up_no_writes() {
 /// Lost packets of queue pairs whose peers are gone fill the window until their ACK timers have expired. Meanwhile others
 /// make progress, and afterwards they have the whole link, although every timeout causes a retransmission.
 #[test]
-fn queue_pairs_without_a_peer_stop_no_other() {
+fn queue_pairs_without_a_peer_do_not_stop_others() {
     for dead in [1, 64] {
         let setup = Setup { qps: dead + 1, timeout: TIMEOUT, ..Setup::default() };
         let mut pair = Pair::new(16, bottleneck(4000), setup);

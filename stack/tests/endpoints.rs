@@ -102,7 +102,7 @@ fn datagrams_start_in_one_call() {
 
 /// The GID alone determines the table entry; an endpoint with another GID would be connected wrongly.
 #[test]
-fn an_endpoint_is_of_a_row_that_its_gid_names() {
+fn an_endpoint_must_match_its_gid_table_entry() {
     let [near, far] = addresses();
     let (near, _far) = loopback::pair(&near, &far);
     let mut end = Context::open(Box::new(near), &Config::default().roce_v1(true)).expect("as set up");
@@ -123,7 +123,7 @@ fn an_endpoint_is_of_a_row_that_its_gid_names() {
 }
 
 #[test]
-fn a_handshake_with_what_is_not_its_own_is_refused() {
+fn a_handshake_with_a_foreign_endpoint_is_refused() {
     let mut ends = pair();
     let end = &mut ends[0];
     let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
@@ -155,7 +155,7 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
 
 /// A refused verb changes nothing. From INIT the queue pair could not go back from RTR.
 #[test]
-fn a_handshake_that_is_refused_leaves_the_queue_pair_where_it_was() {
+fn a_refused_handshake_leaves_the_queue_pair_unchanged() {
     let [mut end, _other] = pair();
     let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
     let peer = Gid::from(addresses()[1][0]);
@@ -187,7 +187,7 @@ fn a_host_with_link_local_addresses_alone_has_a_gid_for_every_ipv6_peer() {
 }
 
 #[test]
-fn errors_are_printed_as_they_read() {
+fn errors_print_the_same_with_debug_and_display() {
     let error = "192.0.2.1".parse::<Endpoint>().unwrap_err();
     assert_eq!(format!("{error:?}"), error.to_string());
 }
@@ -204,7 +204,7 @@ fn a_piece_that_ends_before_it_starts_is_refused() {
 
 /// The text of each, in any serde format.
 #[test]
-fn serde_has_the_text() {
+fn serde_uses_the_text_form() {
     let text = "192.0.2.1/qpn=0x000011/psn=0x123456/mtu=1024/rd_atomic=16";
     let endpoint: Endpoint = text.parse().expect("an endpoint");
     let memory: RemoteMemory = "addr=0x1000/rkey=0x00c0ffee/length=64".parse().expect("memory");

@@ -57,7 +57,7 @@ fn each_library_takes_the_events_of_its_own_objects() {
 
 /// The queue used to be bounded, and events without room were dropped: a library that did not read lost the other's events.
 #[test]
-fn a_library_that_does_not_read_takes_nothing_from_the_other() {
+fn a_library_that_does_not_read_does_not_affect_the_other() {
     let mut context = alone();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     let silent = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
@@ -142,7 +142,7 @@ fn established(event: Option<CmEvent>, id: CmId) {
 }
 
 #[test]
-fn connections_are_told_where_they_belong() {
+fn connection_events_reach_their_channel() {
     let mut two = Two::new(8);
     let own = two.client.create_cm_channel().unwrap();
     let (a, b) = (two.connect(PORTS[0], Some(own)).unwrap(), two.connect(PORTS[1], None).unwrap());
@@ -176,7 +176,7 @@ fn connections_are_told_where_they_belong() {
 
 /// A library that does not read its events gets no new connections. Those of others continue, and nothing is lost.
 #[test]
-fn a_full_channel_stops_its_own_connections_alone() {
+fn a_full_channel_stops_only_its_own_connections() {
     let mut two = Two::new(4);
     let silent = two.client.create_cm_channel().unwrap();
     // Three unread events for each possible connection.

@@ -191,7 +191,7 @@ fn each_function_fails_at_each_of_its_calls() {
 }
 
 #[test]
-fn every_status_is_told() {
+fn every_status_is_reported() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let mut context = open(&stub).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -247,7 +247,7 @@ fn every_status_is_told() {
 
 /// Invalid counts, completions, events, lengths, limits and descriptors: an error or no effect, and it ends in any case.
 #[test]
-fn nonsense_is_an_error_or_nothing() {
+fn invalid_data_is_an_error_or_ignored() {
     for setting in ["GARBAGE", "GARBAGE_POLL", "GARBAGE_EVENT", "GARBAGE_FD", "NULL_OPS"] {
         let Some(stub) = Stub::build(&[setting]) else { return };
         let (mut told, mut now) = (Vec::new(), 0);
@@ -291,7 +291,7 @@ fn nonsense_is_an_error_or_nothing() {
 
 /// An address that the stub has.
 #[test]
-fn a_port_of_a_card_that_fails_names_what_there_is() {
+fn errors_of_a_failing_card_name_existing_ports() {
     let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
     let verbs = Verbs::load_from(stub.path()).unwrap();
     let refused = RnicPort::open_by(&verbs, "stub0", Some(9), None).unwrap_err().to_string();

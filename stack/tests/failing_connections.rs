@@ -166,7 +166,7 @@ fn each_function_fails_at_each_of_its_calls() {
 }
 
 #[test]
-fn a_library_that_is_absent_is_named_by_the_verb_that_needs_it() {
+fn a_missing_library_is_named_by_the_verb_that_needs_it() {
     let missing = CmFunctions::load_from("/nowhere/librdmacm.so.1").unwrap_err().to_string();
     assert!(
         missing.contains("/nowhere/librdmacm.so.1") && missing.contains("connection manager"),

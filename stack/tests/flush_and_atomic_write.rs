@@ -142,7 +142,7 @@ fn a_fence_waits_for_them() {
 
 /// The response acknowledges earlier requests.
 #[test]
-fn an_answer_completes_earlier_writes_first() {
+fn a_response_completes_earlier_writes_first() {
     for op in ops() {
         let mut peer = Peer::new();
         peer.post_write(1, b"written");
@@ -155,7 +155,7 @@ fn an_answer_completes_earlier_writes_first() {
 }
 
 #[test]
-fn a_lost_request_or_answer_is_sent_again() {
+fn a_lost_request_or_response_is_retransmitted() {
     for op in ops() {
         let mut peer = Peer::new();
         post(&mut peer, 1, op);
@@ -181,7 +181,7 @@ fn a_lost_request_or_answer_is_sent_again() {
 
 /// An ACK of a later request shows that the response was lost, and so does an ACK in its place: neither completes anything.
 #[test]
-fn an_acknowledge_is_no_answer() {
+fn an_acknowledge_is_not_a_response() {
     for op in ops() {
         for psn in [SQ, SQ + 1] {
             let mut peer = Peer::new();
@@ -201,7 +201,7 @@ fn an_acknowledge_is_no_answer() {
 }
 
 #[test]
-fn a_wrong_answer_fails_the_queue_pair() {
+fn an_invalid_response_fails_the_queue_pair() {
     let data = |opcode, length: usize| read_response(opcode, SQ, &vec![7; length]);
     let answers = [
         (data(Opcode::RC_READ_RESPONSE_ONLY, 8), LocLenErr),
@@ -227,7 +227,7 @@ fn a_wrong_answer_fails_the_queue_pair() {
 }
 
 #[test]
-fn what_makes_no_sense_is_not_posted() {
+fn invalid_requests_are_not_posted() {
     let mut peer = Peer::new();
     let mr = peer.memory(&[0; 16]);
     let qp = peer.qp;

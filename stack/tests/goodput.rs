@@ -111,7 +111,7 @@ fn selective_repeat_of_reads_too() {
 /// A READ that is requested again overtakes those that are held at the responder after a lost request. Its response is no
 /// evidence about them.
 #[test]
-fn many_reads_at_once_are_not_all_asked_for_again() {
+fn many_concurrent_reads_are_not_all_requested_again() {
     let many = Run {
         path_mtu: PathMtu::Mtu4096,
         reads: true,
@@ -127,7 +127,7 @@ fn many_reads_at_once_are_not_all_asked_for_again() {
 
 /// Without loss there is neither a gain nor a cost.
 #[test]
-fn without_loss_the_two_are_alike() {
+fn without_loss_both_have_equal_goodput() {
     for reads in [false, true] {
         let run = |selective_repeat| Run { selective_repeat, reads, ..Run::default() }.goodput();
         let ((selective, _), (plain, _)) = (run(true), run(false));

@@ -46,7 +46,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn what_is_exhaustive_is_listed_with_its_reason() {
+fn exhaustive_types_are_listed_with_their_reasons() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let decision = fs::read_to_string(root.join("docs/decisions/08-growth.md")).unwrap();
     let (_, list) = decision.split_once("**Deliberately exhaustive**").unwrap();

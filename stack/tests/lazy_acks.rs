@@ -23,7 +23,7 @@ fn expect(peer: &mut Peer, psn: u32, asks: bool) {
 
 /// A later message that requests an ACK completes those before it, and its timeout counts from it.
 #[test]
-fn a_later_message_asks_for_lazy_ones() {
+fn a_later_message_requests_the_ack_of_lazy_ones() {
     let mut peer = Peer::new();
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, false);
@@ -44,7 +44,7 @@ fn a_later_message_asks_for_lazy_ones() {
 /// If none follows, the last is sent once more and requests an ACK; that is neither a timeout nor a retransmission. If its
 /// answer is lost too, all is retransmitted as usual.
 #[test]
-fn the_last_of_lazy_messages_asks_when_nothing_follows() {
+fn the_last_lazy_message_requests_an_ack_if_nothing_follows() {
     let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
     for i in 0..3 {
         post(&mut peer, i.into(), LAZY.signaled(true));
@@ -76,7 +76,7 @@ fn the_last_of_lazy_messages_asks_when_nothing_follows() {
 
 /// In a message of several packets only each sixteenth requests an ACK; its last one requests one late, which is no retry.
 #[test]
-fn a_long_message_asks_late_with_its_last_packet() {
+fn a_long_message_requests_an_ack_late_with_its_last_packet() {
     use Opcode as O;
     for packets in [3, 17] {
         let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
@@ -103,7 +103,7 @@ fn a_long_message_asks_late_with_its_last_packet() {
 
 /// One of 16 consecutive packets requests an ACK.
 #[test]
-fn every_sixteenth_message_asks() {
+fn every_sixteenth_message_requests_an_ack() {
     let mut peer = Peer::new();
     for i in 0..40 {
         post(&mut peer, i.into(), LAZY);
@@ -117,7 +117,7 @@ fn every_sixteenth_message_asks() {
 
 /// A message posted when the time has come requests one, and nothing is sent twice.
 #[test]
-fn a_message_that_is_posted_late_asks() {
+fn a_message_posted_late_requests_an_ack() {
     let mut peer = Peer::new();
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -135,7 +135,7 @@ fn a_message_that_is_posted_late_asks() {
 /// A port that accepts no frames delays the packet that requests an ACK: a missing answer means nothing then, for messages
 /// that have arrived.
 #[test]
-fn a_blocked_port_keeps_nobody_from_asking_late() {
+fn a_blocked_port_does_not_prevent_a_late_request() {
     let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -173,7 +173,7 @@ fn idle_queue_pairs_hold_little_of_the_window() {
 
 /// A longer message that has started when the time has come will request one itself: that is no timeout.
 #[test]
-fn a_longer_message_under_way_asks_itself() {
+fn an_unfinished_longer_message_requests_an_ack_itself() {
     let mut peer = Peer::with(Setup { retry_count: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY.signaled(true));
     expect(&mut peer, SQ, false);
@@ -198,7 +198,7 @@ fn a_longer_message_under_way_asks_itself() {
 
 /// A peer that is gone is given up a quarter of a timeout later than with a message that requests an ACK.
 #[test]
-fn nobody_answers_lazy_messages() {
+fn lazy_messages_without_an_answer_time_out() {
     let mut peer = Peer::with(Setup { retry_count: 1, ..Setup::default() });
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, false);
@@ -212,7 +212,7 @@ fn nobody_answers_lazy_messages() {
 
 /// A loss is detected by the next message.
 #[test]
-fn lost_lazy_messages_are_sent_again() {
+fn lost_lazy_messages_are_retransmitted() {
     let mut peer = Peer::new();
     for i in 0..2 {
         post(&mut peer, i.into(), LAZY.signaled(true));
@@ -228,7 +228,7 @@ fn lost_lazy_messages_are_sent_again() {
 
 /// Without a timer no later packet would request an ACK.
 #[test]
-fn without_a_timeout_all_messages_ask() {
+fn without_a_timeout_all_messages_request_an_ack() {
     let mut peer = Peer::with(Setup { timeout: 0, ..Setup::default() });
     post(&mut peer, 0, LAZY);
     expect(&mut peer, SQ, true);

@@ -107,7 +107,7 @@ fn complaint(page: &Path, link: &str, pages: &BTreeMap<PathBuf, String>) -> Opti
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn links_are_valid() {
     let pages = files(".md");
     let mut count = 0;
     let mut broken = Vec::new();
@@ -145,7 +145,7 @@ fn tests_that_the_threat_model_names_exist() {
 }
 
 #[test]
-fn each_kind_of_broken_link_is_seen() {
+fn each_kind_of_broken_link_is_found() {
     let text = "# One `two` (three), [four](x.md): five\n## Twice\n## Twice\n```sh\n# no heading\n[no](link)\n```\n`[no](link)`\n\
                 [a](b.md#c)\n<img src=\"d.svg\">![e](f.svg)\n[g]: h.md\n";
     assert_eq!(links(text), ["h.md", "x.md", "b.md#c", "f.svg", "d.svg"]);

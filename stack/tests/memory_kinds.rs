@@ -141,7 +141,7 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
 }
 
 #[test]
-fn memory_that_others_write_has_copies_and_words_and_no_slices() {
+fn shared_memory_has_copies_and_words_but_no_slices() {
     let mut pair = Pair::new();
     let kinds = [(Memory::shared(4096).expect("as set up"), "shared"), (foreign(4096), "foreign")];
     for (memory, kind) in kinds {
@@ -239,7 +239,7 @@ fn atomics_on_shared_memory_need_words() {
 
 /// As at registration: memory that replaces a region's memory, and windows that grant atomics.
 #[test]
-fn words_stay_words_of_memory_by_exchange_and_through_windows() {
+fn exchange_and_windows_require_words_for_atomics() {
     let mut pair = Pair::new();
     let shared = || Memory::shared(64).expect("as set up");
     let access = access() | Access::REMOTE_ATOMIC;
@@ -260,7 +260,7 @@ fn words_stay_words_of_memory_by_exchange_and_through_windows() {
 /// ATOMIC WRITE needs only REMOTE_WRITE, which WRITEs need for memory with any start. So registration requires no words,
 /// and an ATOMIC WRITE that can't be atomic is refused, like one to a misaligned address.
 #[test]
-fn an_atomic_write_is_whole_or_refused_as_misaligned() {
+fn an_atomic_write_is_atomic_or_refused_as_misaligned() {
     let owned = || Memory::zeroed(64).expect("as set up");
     let shared = || Memory::shared(64).expect("as set up");
     let kinds: [(&dyn Fn() -> Memory, bool); 3] = [(&owned, false), (&shared, true), (&|| foreign(64), true)];
@@ -325,7 +325,7 @@ fn over_keeper() -> (Pair, Arc<Mutex<Vec<Pinned>>>) {
 }
 
 #[test]
-fn memory_that_a_port_still_sends_from_is_not_given_back() {
+fn memory_that_a_port_still_sends_is_not_returned() {
     let (mut pair, kept) = over_keeper();
     let memory = Memory::zeroed(4096).expect("as set up");
     let mr = pair.ends[0].register(pair.pds[0], memory, Access::NONE).expect("as set up");
@@ -348,7 +348,7 @@ fn memory_that_a_port_still_sends_from_is_not_given_back() {
 
 /// The bytes that a port reads later may differ from those covered by the ICRC.
 #[test]
-fn of_memory_that_others_may_write_a_port_gets_a_copy() {
+fn a_port_gets_a_copy_of_shared_memory() {
     for make in [|| Memory::shared(4096).expect("as set up"), || foreign(4096)] {
         let (mut pair, kept) = over_keeper();
         let mr = pair.ends[0].register(pair.pds[0], make(), Access::NONE).expect("as set up");

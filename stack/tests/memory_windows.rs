@@ -154,7 +154,7 @@ fn invalidate(psn: u32, rkey: RKey) -> Script {
 }
 
 #[test]
-fn a_window_opens_its_range_under_a_key_of_its_own() {
+fn a_window_grants_its_range_under_its_own_key() {
     let mut windowed = Windowed::new();
     assert_eq!(windowed.remote(), None);
     let rkey = windowed.bind(read_write());
@@ -201,7 +201,7 @@ fn a_window_ends_before_the_region_does() {
 
 /// Rights that the bind does not grant are refused, whatever the queue pair and the region grant.
 #[test]
-fn a_window_grants_what_its_bind_says() {
+fn a_window_grants_the_rights_of_its_bind() {
     let requests = [
         (read as fn(_, _, _, _) -> _, Access::REMOTE_READ),
         (write, Access::REMOTE_WRITE),
@@ -278,7 +278,7 @@ fn an_invalidated_window_is_closed_and_may_be_bound_again() {
 
 /// Invalidates a window twice, and a key that never existed.
 #[test]
-fn a_key_that_opens_nothing_cannot_be_invalidated() {
+fn an_invalid_key_can_not_be_invalidated() {
     for bogus in [false, true] {
         let (mut windowed, rkey) = Windowed::bound(read_write());
         windowed.peer.post(2, SendOp::LocalInvalidate(rkey), &[]);
@@ -350,7 +350,7 @@ fn a_bind_that_breaks_a_rule_fails() {
 
 /// A certain error is refused when it is posted.
 #[test]
-fn a_bind_that_makes_no_sense_is_not_posted() {
+fn an_invalid_bind_is_not_posted() {
     let mut windowed = Windowed::new();
     let bind = windowed.bind_of(read_write());
     let (mr, mw) = (windowed.mr, windowed.mw);
@@ -379,7 +379,7 @@ fn a_bind_that_makes_no_sense_is_not_posted() {
 
 /// A bind waits for all earlier work requests, and later ones wait for it.
 #[test]
-fn a_bind_takes_its_turn() {
+fn a_bind_is_executed_in_order() {
     let mut windowed = Windowed::new();
     windowed.peer.post_write(11, b"before");
     windowed.peer.post(12, windowed.op(read_write()), &[]);
@@ -399,7 +399,7 @@ fn a_bind_takes_its_turn() {
 
 /// A bind checks its window and region when its turn comes.
 #[test]
-fn what_went_away_before_its_turn_is_not_bound() {
+fn objects_destroyed_before_a_bind_are_not_bound() {
     for window in [false, true] {
         let mut windowed = Windowed::new();
         windowed.peer.post_write(11, b"before");
@@ -458,7 +458,7 @@ fn a_peer_does_not_invalidate_a_region_under_its_window() {
 /// RESET and the end of a queue pair unbind its windows, and only those; ERR leaves them, because no request is executed
 /// any more.
 #[test]
-fn a_queue_pair_takes_its_windows_with_it() {
+fn the_windows_of_a_queue_pair_end_with_it() {
     for destroy in [false, true] {
         let (mut windowed, _) = Windowed::bound(read_write());
         let (first, first_mw) = (windowed.peer.qp, windowed.mw);
@@ -483,7 +483,7 @@ fn a_queue_pair_takes_its_windows_with_it() {
 
 /// A READ is checked again for each packet: bytes that the window no longer grants are not sent.
 #[test]
-fn a_window_that_goes_stops_a_read_under_way() {
+fn invalidating_a_window_stops_a_read_in_progress() {
     for by_peer in [false, true] {
         let (mut windowed, rkey) = Windowed::bound(read_write());
         windowed.peer.post_recv(2, 8);
@@ -508,7 +508,7 @@ fn a_window_that_goes_stops_a_read_under_way() {
 }
 
 #[test]
-fn a_window_that_goes_stops_a_write_under_way() {
+fn invalidating_a_window_stops_a_write_in_progress() {
     let (mut windowed, rkey) = Windowed::bound(read_write());
     let first = packet(Opcode::RC_WRITE_FIRST, RQ).reth(START, rkey, LENGTH as u32).payload(&[0xee; 256]);
     windowed.peer.inject(first);
@@ -554,7 +554,7 @@ fn datagrams_have_no_windows() {
 
 /// A retired key is reused late, if ever: not among the next 4096.
 #[test]
-fn keys_of_windows_come_back_late() {
+fn keys_of_windows_are_reused_late() {
     let mut windowed = Windowed::new();
     let mut recent = VecDeque::new();
     let mut known = HashSet::new();

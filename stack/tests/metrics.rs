@@ -152,7 +152,7 @@ fn a_message_that_is_too_long_is_counted() {
 
 /// A packet that finds others queued is marked.
 #[test]
-fn marks_of_congestion_are_counted_where_they_arrive() {
+fn congestion_marks_are_counted_at_the_receiver() {
     let ecn = Some(EcnConfig::new(0, 0, 1.0));
     let link = LinkConfig::default().rate(1_000_000_000).ecn(ecn);
     const ECT_0: u8 = 2;
@@ -189,7 +189,7 @@ fn read(stream: &mut UnixStream) -> Metrics {
 
 /// A single test, because it checks all sockets of the process.
 #[test]
-fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
+fn an_exported_context_serves_one_many_and_slow_readers() {
     let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
     for end in &mut pair.ends {
         end.context.export().unwrap();

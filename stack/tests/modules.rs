@@ -35,7 +35,7 @@ fn names_a_place(line: &str) -> bool {
 }
 
 #[test]
-fn modules_lie_where_the_compiler_looks_for_them() {
+fn modules_are_where_the_compiler_looks_for_them() {
     let files = files(".rs");
     let counts =
         files.iter().map(|(file, text)| (file, text.lines().filter(|line| names_a_place(line)).count()));
@@ -52,7 +52,7 @@ fn modules_lie_where_the_compiler_looks_for_them() {
 }
 
 #[test]
-fn each_way_to_name_a_place_is_seen() {
+fn every_form_of_an_explicit_path_is_found() {
     for attribute in ["path = \"../other/mod.rs\"", "path=\"x.rs\"", "cfg_attr(test, path = \"x.rs\")"] {
         assert!(names_a_place(&format!("    #[{attribute}] mod x;")), "{attribute}");
         assert!(!names_a_place(&format!("//! #[{attribute}]")), "{attribute}");

@@ -125,7 +125,7 @@ fn receive_from(peer: IpAddr) -> Transition {
 const MOMENT: Duration = Duration::from_millis(2);
 
 #[test]
-fn a_queue_pair_that_gets_another_way_sends_on_it() {
+fn a_queue_pair_with_a_new_path_sends_on_it() {
     let mut end = End::new(&Config::default());
     let qp = end.qp();
     end.ready(qp, unknown(1));
@@ -142,7 +142,7 @@ fn a_queue_pair_that_gets_another_way_sends_on_it() {
 }
 
 #[test]
-fn a_new_way_knows_nothing_of_the_old_ones_end() {
+fn a_new_path_is_independent_of_the_old_ones_failure() {
     let mut end = End::new(&Config::default());
     let qp = end.qp();
     end.ready(qp, absent(1));
@@ -174,7 +174,7 @@ fn a_new_way_knows_nothing_of_the_old_ones_end() {
 
 /// However many unwanted searches were started, a few polls are enough to remove them.
 #[test]
-fn a_search_ends_with_the_last_who_seeks() {
+fn a_search_ends_with_its_last_waiter() {
     let mut end = End::new(&Config::default().max_ahs(1));
     let pd = end.pd;
     let none_is_left = |end: &mut End| {
@@ -219,7 +219,7 @@ fn a_search_ends_with_the_last_who_seeks() {
 
 /// Up to 20 are each polled once per millisecond, more of them every 50 µs in turn.
 #[test]
-fn what_is_sought_is_asked_in_turn() {
+fn searches_are_polled_in_turn() {
     for (sought, expected) in [(1, 1), (20, 20), (1000, 20)] {
         let mut end = End::new(&Config::default().max_ahs(1001));
         let pd = end.pd;
@@ -244,7 +244,7 @@ fn what_is_sought_is_asked_in_turn() {
 /// A driver that reports nothing for 10 s is given up, by each waiter after its own 10 s. Earlier waiters do not shorten
 /// the time of later ones, even without polls in between.
 #[test]
-fn who_begins_to_wait_has_its_whole_time() {
+fn each_waiter_has_its_whole_time() {
     type Seek = fn(&mut End) -> Box<dyn FnOnce(&mut End)>;
     let by_address_handle: Seek = |end| {
         let ah = end.context.create_ah(end.pd, &to(unknown(1))).unwrap();

@@ -222,7 +222,7 @@ fn a_queue_pair_sends_when_its_next_hop_is_found() {
 }
 
 #[test]
-fn a_queue_pair_without_a_next_hop_fails_and_says_why() {
+fn a_queue_pair_without_a_next_hop_fails_with_the_reason() {
     let mut pair = pair(Setup::default(), Searching::wrap);
     let [qp, silent] = [(); 2].map(|()| another_qp(&mut pair));
     ready_to_send(&mut pair, qp, ABSENT);
@@ -304,7 +304,7 @@ fn a_datagram_waits_for_its_address_handle() {
 
 /// Datagrams that wait for it do not wait forever.
 #[test]
-fn an_address_handle_that_is_destroyed_holds_nobody_up() {
+fn a_destroyed_address_handle_delays_nothing() {
     let setup = Setup { qp_type: QpType::Ud, ..Setup::default() };
     let mut pair = pair(setup, Searching::wrap);
     let (pd, qp) = (pair.ends[0].pd, pair.ends[0].qp);
@@ -317,7 +317,7 @@ fn an_address_handle_that_is_destroyed_holds_nobody_up() {
 }
 
 #[test]
-fn a_connection_is_asked_for_when_the_next_hop_is_found() {
+fn a_connection_is_requested_when_the_next_hop_is_found() {
     let mut pair = pair(Setup::default(), Searching::wrap_all);
     let listen = SocketAddr::from(([10, 0, 0, 2], 7471));
     pair.ends[1].context.listen(PortSpace::Tcp, listen, &ListenConfig::default()).unwrap();

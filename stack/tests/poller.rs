@@ -29,7 +29,7 @@ fn run(
 
 /// Several that arrived together, of which the program takes one per turn.
 #[test]
-fn a_poller_does_not_block_over_what_is_not_taken_yet() {
+fn a_poller_does_not_block_while_results_are_unread() {
     let (port, _peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let waits = Arc::new(AtomicU64::new(0));
     let port = Waited { port, waits: waits.clone() };
@@ -82,7 +82,7 @@ fn a_poller_does_not_block_over_what_is_not_taken_yet() {
 
 /// It advances its contexts to the time of the latest one; another poller does not.
 #[test]
-fn a_poller_has_one_time() {
+fn a_pollers_contexts_share_one_time() {
     let [mut context, mut ahead, mut beside] = [1, 2, 3].map(|n| {
         let (port, _) = loopback::pair(&[[10, 0, 0, n].into()], &[]);
         Context::open(Box::new(port), &Config::default()).unwrap()

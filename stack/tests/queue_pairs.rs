@@ -52,7 +52,7 @@ fn connected(driver: Device, qps: u32, config: fn(Pd, Cq) -> QpConfig, max_rd_at
 
 /// All allocations of a context, without its driver, and of 16 384 connected queue pairs, divided by their number.
 #[test]
-fn a_queue_pair_is_as_small_as_stated() {
+fn a_queue_pair_has_the_documented_size() {
     let qps = 1 << 14;
     for (name, config, max_rd_atomic, stated) in [
         ("16 + 16 work requests, 16 READs", modest as fn(Pd, Cq) -> QpConfig, 16, 4096),
@@ -70,7 +70,7 @@ fn a_queue_pair_is_as_small_as_stated() {
 /// A connected queue pair, and one whose work is done, wait for nothing: no timer runs, nothing is sent, and nothing is
 /// allocated.
 #[test]
-fn idle_queue_pairs_ask_for_nothing() {
+fn idle_queue_pairs_cause_no_work() {
     let Connected { mut context, qps, cq, mr } = connected(driver(), 20_000, minimal, 0);
     let RemoteMemory { addr, rkey, .. } = context.remote(mr).unwrap();
     let mut now = Nanos(0);

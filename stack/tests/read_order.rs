@@ -66,7 +66,7 @@ fn reads_see_memory_in_their_order() {
 /// Selective repeat requests only the lost one, which then sees later contents than the one after it: a lookup takes 7 for
 /// the value of number 0. A fence prevents that (docs/decisions/01-memory.md).
 #[test]
-fn with_selective_repeat_reads_need_a_fence_for_that() {
+fn with_selective_repeat_ordered_reads_need_a_fence() {
     assert_eq!(looked_up(true, false), [0, 7, 0]);
     assert_eq!(looked_up(true, true), [0, 7, 2]);
 }

@@ -12,7 +12,7 @@ use ferroce_test_support::peer::{Peer, RQ, SQ, all_access, pattern};
 /// A late duplicate of a READ that was answered, and after it a message that revokes the key: the peer has its data, so the
 /// current response ends, and the connection survives.
 #[test]
-fn a_key_revoked_behind_a_duplicate_read_does_not_break_the_connection() {
+fn a_key_revoked_after_a_duplicate_read_does_not_break_the_connection() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -32,7 +32,7 @@ fn a_key_revoked_behind_a_duplicate_read_does_not_break_the_connection() {
 
 /// The same, when the application deregisters the memory during the second response.
 #[test]
-fn memory_taken_back_during_a_second_answer_does_not_break_the_connection() {
+fn memory_deregistered_during_a_repeated_response_does_not_break_the_connection() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -181,7 +181,7 @@ fn a_path_mtu_leaves_room_for_the_grh() {
 
 /// An application that sleeps until its completion event arrives gets it, however many other events are unread.
 #[test]
-fn a_completion_event_finds_room_however_many_others_wait() {
+fn a_completion_event_has_room_despite_other_unread_events() {
     let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -207,7 +207,7 @@ fn a_completion_event_finds_room_however_many_others_wait() {
 /// receive is not at fault: it is flushed, and an event reports the failure (C9-222.1.1: a completion in error is for
 /// errors that can be related to that receive).
 #[test]
-fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() {
+fn a_failed_read_does_not_fail_the_receive_of_a_later_message() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
     let rkey = peer.remote(mr).rkey;
@@ -241,7 +241,7 @@ fn answer(peer: &mut Peer, wr_id: u64, psn: u32) {
 /// in that direction. It is sent after the work posted between two polls, and is delayed for a while; a response posted
 /// later finds it sent.
 #[test]
-fn an_ack_goes_behind_the_applications_answer() {
+fn an_ack_is_sent_after_the_applications_response() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
@@ -274,7 +274,7 @@ fn an_ack_goes_behind_the_applications_answer() {
 /// An ACK that was owed for two polls used to precede a READ's response whose turn was after a request: it acknowledged the
 /// READ.
 #[test]
-fn an_ack_does_not_overtake_a_read_under_way() {
+fn an_ack_does_not_overtake_a_read_response() {
     use Opcode as O;
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(600));
@@ -332,7 +332,7 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
 
 /// Nor is it lost when the work request after which it is delayed ends the connection.
 #[test]
-fn an_ack_is_not_lost_with_an_answer_that_fails() {
+fn an_ack_is_not_lost_with_a_failed_response() {
     let mut peer = Peer::new();
     for turn in 0..2 {
         peer.post_recv(turn.into(), 8);
@@ -355,7 +355,7 @@ fn an_ack_is_not_lost_with_an_answer_that_fails() {
 
 /// A peer that retransmits an executed request waits for the ACK that is delayed after a response.
 #[test]
-fn an_ack_is_kept_from_nobody_who_asks_again() {
+fn a_peer_that_asks_again_gets_its_ack() {
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
@@ -396,7 +396,7 @@ fn a_port_that_takes_nothing_stops_no_timer() {
 
 /// Two equally configured contexts used to have equal handles: one took the other's region, and read it.
 #[test]
-fn a_handle_of_another_context_names_nothing() {
+fn a_handle_of_another_context_is_invalid() {
     let (near, far) = loopback::pair(&["192.0.2.1".parse().unwrap()], &["192.0.2.2".parse().unwrap()]);
     let mut ends = [near, far].map(|port| {
         let mut context = Context::open(Box::new(port), &Config::default()).unwrap();

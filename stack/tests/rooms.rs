@@ -77,7 +77,7 @@ fn defined(line: &str) -> Option<&str> {
 
 /// Each type name is used once.
 #[test]
-fn no_two_types_have_one_name() {
+fn type_names_are_unique() {
     let mut files = Vec::new();
     rooms(&src(), None, &mut files);
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -93,7 +93,7 @@ fn no_two_types_have_one_name() {
 }
 
 #[test]
-fn no_room_imports_one_above_it() {
+fn no_module_imports_one_above_it() {
     let src = src();
     let lib = code(&fs::read_to_string(src.join("lib.rs")).unwrap());
     let (names, mut files) = (names(&lib), Vec::new());

@@ -279,7 +279,7 @@ fn buffers_change_hands_without_a_copy() {
 }
 
 #[test]
-fn what_the_context_refuses_is_delivered_in_its_place() {
+fn refusals_are_delivered_in_order() {
     let [(a, lines), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let mut handle = runner.handle(&HandleConfig::default()).unwrap();
@@ -325,7 +325,7 @@ fn what_the_context_refuses_is_delivered_in_its_place() {
 }
 
 #[test]
-fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
+fn a_call_completes_while_deliveries_are_unread() {
     let [(a, lines), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let config = HandleConfig::default().commands(4).deliveries(1).idle(Idle::Block);
@@ -352,7 +352,7 @@ fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
 }
 
 #[test]
-fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
+fn stopping_executes_posted_commands_and_returns_the_context() {
     for idle in IDLES {
         let [(a, lines), (mut b, b_lines)] = connected(1, boxed);
         let runner = runner(a, idle);
@@ -383,7 +383,7 @@ fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
 }
 
 #[test]
-fn the_death_of_the_port_is_told_to_every_handle() {
+fn the_failure_of_the_port_is_reported_to_every_handle() {
     let (dead, polls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let wrap =
         |port| -> Box<dyn PacketDriver> { Box::new(Mortal::new(port, dead.clone()).counting(polls.clone())) };
@@ -415,7 +415,7 @@ fn the_death_of_the_port_is_told_to_every_handle() {
 }
 
 #[test]
-fn a_panic_in_a_call_is_told_to_every_handle_and_to_who_stops() {
+fn a_panic_in_a_call_is_reported_to_every_handle_and_by_stop() {
     let [(a, _), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let [mut one, mut two] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -453,7 +453,7 @@ fn a_runner_with_nothing_to_do_does_nothing() {
 }
 
 #[test]
-fn a_core_or_a_ring_that_can_not_be_is_refused() {
+fn an_invalid_core_or_ring_is_refused() {
     let [(a, _), (b, _)] = connected(1, boxed);
     let config = RunnerConfig::default().core(100_000);
     let Err(error) = Runner::start(a, &config) else { panic!("there is no such core") };
@@ -470,7 +470,7 @@ fn a_core_or_a_ring_that_can_not_be_is_refused() {
 
 /// Its timers continue from the time that a closure passed to the context.
 #[test]
-fn a_runner_goes_on_where_a_closure_has_left_the_time() {
+fn a_runner_continues_from_the_time_of_a_closure() {
     for ahead in [Duration::ZERO, Duration::from_secs(3600)] {
         let (port, _peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
         let mut context = Context::open(Box::new(port), &Config::default()).unwrap();

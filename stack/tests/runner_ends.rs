@@ -66,7 +66,7 @@ fn rest(handle: &mut RunnerHandle) -> Vec<String> {
 }
 
 #[test]
-fn what_found_no_room_comes_after_the_end() {
+fn held_deliveries_are_returned_after_the_end() {
     for is_dropped in [false, true] {
         let (context, mrs, qp) = context(port(), 4);
         let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
@@ -93,7 +93,7 @@ fn what_found_no_room_comes_after_the_end() {
 
 /// A thread exchanges while another one stops the runner. Each block is in one place afterwards.
 #[test]
-fn no_memory_is_lost_beside_a_stop() {
+fn no_memory_is_lost_during_a_stop() {
     let races: u64 = std::env::var("FERROCE_RACES").ok().map_or(300, |races| races.parse().unwrap());
     let (mut exchanged, mut refused) = (0, 0);
     for race in 0..races {
@@ -141,7 +141,7 @@ fn no_memory_is_lost_beside_a_stop() {
 
 /// The runner has executed none of them when its port fails, or when a closure panics.
 #[test]
-fn commands_that_are_not_carried_out_come_back() {
+fn commands_that_are_not_executed_are_returned() {
     for panics in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
@@ -225,7 +225,7 @@ fn a_channel_without_queues_ends_every_wait() {
 /// A waiter on the descriptor that is edge-triggered (such as tokio's `AsyncFd`) and takes events until there are none gets
 /// an error, and does not retry forever.
 #[test]
-fn a_channel_whose_queues_are_gone_is_told_from_one_without_events() {
+fn a_channel_without_queues_is_distinguished_from_one_without_events() {
     let (mut context, ..) = context(port(), 0);
     let channel = context.create_comp_channel().unwrap();
     context.create_cq_on(16, &channel).unwrap();
@@ -248,7 +248,7 @@ fn a_channel_whose_queues_are_gone_is_told_from_one_without_events() {
 
 /// The runner ends; its context is kept, so its queues exist, but are not polled.
 #[test]
-fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
+fn the_end_of_a_runner_wakes_waiters_of_a_channel() {
     for dies in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
@@ -332,7 +332,7 @@ fn a_runner_may_be_dropped_on_its_own_thread() {
 }
 
 #[test]
-fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
+fn stopping_a_runner_on_its_own_thread_is_an_error() {
     let (context, ..) = context(port(), 0);
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -346,7 +346,7 @@ fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
 
 /// The commands of all handles are executed before all deliveries.
 #[test]
-fn what_the_last_commands_of_one_handle_complete_for_another_is_delivered() {
+fn completions_of_the_last_commands_reach_other_handles() {
     let mut context = Context::open(port(), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();

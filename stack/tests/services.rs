@@ -178,7 +178,7 @@ fn every_operation(wire: &mut Wire, qp_type: QpType) {
 /// DSCP, ECN, hop limit and flow label of a path are those of its packets, in both directions of a reliable connection, and
 /// the flow label determines the source port.
 #[test]
-fn marks_of_the_address_are_on_the_wire() {
+fn address_attributes_are_on_the_wire() {
     for qp_type in TYPES {
         for (ipv6, flow_label) in [(false, 0), (true, 0), (true, 0xabcde), (false, 0x54321)] {
             let way: fn(AddressVector) -> AddressVector = match flow_label {
@@ -212,7 +212,7 @@ fn marks_of_the_address_are_on_the_wire() {
 
 /// The address handle of one datagram does not affect the next.
 #[test]
-fn each_datagram_has_its_own_way() {
+fn each_datagram_has_its_own_path() {
     let setup = pair::Setup { qp_type: QpType::Ud, ..pair::Setup::default() };
     let mut wire = Wire::new(setup);
     let [a, b] = &mut wire.pair.ends;
@@ -503,7 +503,7 @@ impl<D: PacketDriver> driver::Wrapper for Stubborn<D> {
 
 /// Objects in use can't be destroyed, and exhaustion is reported.
 #[test]
-fn objects_in_use_and_used_up() {
+fn objects_in_use_and_exhausted() {
     let (port, _) = driver::loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let config = Config::default().max_ahs(2).max_srqs(1).max_mcast_attachments(2);
     let mut context = Context::open(Box::new(port), &config).unwrap();

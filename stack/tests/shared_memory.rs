@@ -149,7 +149,7 @@ fn a_switch_carries_every_operation() {
 
 /// Two processes on one address, and on two.
 #[test]
-fn contexts_on_addresses_of_this_host_share_memory_by_themselves() {
+fn contexts_on_this_host_share_memory_automatically() {
     for devices in [
         ["udp:127.83.0.1"; 2],
         ["udp:127.83.0.2", "udp:127.83.0.3"],
@@ -233,7 +233,7 @@ mod beside_af_xdp {
     }
 
     #[test]
-    fn both_hear_what_is_theirs() {
+    fn each_receives_its_own_packets() {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
             for address in ["10.9.0.2", "[fd09::2]"] {
@@ -296,7 +296,7 @@ mod beside_af_xdp {
 
     /// The first one ends while the second one communicates, and the next one gets the port's slot again.
     #[test]
-    fn who_comes_behind_takes_the_place() {
+    fn the_next_process_gets_the_slot() {
         let Some(namespaces) = Namespaces::new(1500) else { return };
         namespaces.in_b(|| {
             let mut first = [End::open(VETH)];

@@ -180,7 +180,7 @@ fn the_latest_task_is_woken() {
 }
 
 #[test]
-fn a_call_is_a_future_and_gets_through_when_deliveries_fill_the_ring() {
+fn a_call_is_a_future_and_completes_with_a_full_ring() {
     let (runner, cq, qp) = flushing();
     let config = HandleConfig::default().commands(4).deliveries(2).idle(Idle::Block);
     let mut handle = runner.handle(&config).unwrap();
@@ -230,7 +230,7 @@ fn a_call_that_is_dropped_runs_if_there_was_room_for_it() {
 }
 
 #[test]
-fn tasks_are_told_of_the_end() {
+fn tasks_are_notified_of_the_end() {
     let (runner, cq, qp) = flushing();
     let mut handles: Vec<_> = (0..3).map(|_| runner.handle(&HandleConfig::default()).unwrap()).collect();
     handles[0].deliver(cq).unwrap();

@@ -225,7 +225,7 @@ fn poll_until(end: &mut End, counter: Counter, value: u64) {
 }
 
 #[test]
-fn identifications_that_nobody_tells_are_found_out() {
+fn unknown_identifications_are_determined() {
     let (mut end, qpn, peer) = with_forger(3, 4);
     let own = loopback(3);
     // The guess is 0; small numbers, and those after the last one, are likely.
@@ -247,7 +247,7 @@ fn identifications_that_nobody_tells_are_found_out() {
 
 /// One wrong bit anywhere after the UDP header is detected, except those that routers may change.
 #[test]
-fn damage_is_noticed() {
+fn damage_is_detected() {
     let (mut end, qpn, peer) = with_forger(5, 6);
     let own = loopback(5);
     let good = write_only(&end, &peer, own, qpn, 0, PSN).split_off(28);
@@ -273,7 +273,7 @@ fn damage_is_noticed() {
 
 /// The engine's packets, received by a plain socket: from port 4791, with an ICRC that is correct for identification 0.
 #[test]
-fn what_is_sent_is_as_it_was_written() {
+fn packets_are_sent_as_written() {
     let own = loopback(7);
     let peer = UdpSocket::bind((loopback(8), 4791)).unwrap();
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -315,7 +315,7 @@ fn what_is_sent_is_as_it_was_written() {
 
 /// ECN marks reach the receiver: they are counted, and are in the header before datagrams.
 #[test]
-fn marks_are_seen() {
+fn ecn_marks_are_received() {
     let mut ends = [9, 10].map(|last| End::open(sockets_of(loopback(last))));
     let qps = ends.each_mut().map(|end| {
         let qp = end.context.create_qp(&QpConfig::ud(end.pd, end.cq)).unwrap();
@@ -430,7 +430,7 @@ fn many_queue_pairs_write_at_once() {
 }
 
 #[test]
-fn what_a_socket_can_not_do_is_refused() {
+fn unsupported_features_of_sockets_are_refused() {
     let config = Config::default().roce_v1(true);
     let port = Udp::open(&sockets_of(loopback(13))).unwrap();
     let refusal = Context::open(Box::new(port), &config).map(|_| ()).unwrap_err();

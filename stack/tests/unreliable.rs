@@ -184,7 +184,7 @@ fn a_receive_that_may_not_be_written() {
 
 /// The pad must fill the last word: here it is one byte, after six of payload.
 #[test]
-fn a_pad_that_does_not_fit() {
+fn an_invalid_pad() {
     for qp_type in [QpType::Uc, QpType::Ud] {
         let mut peer = Peer::with(Setup::of(qp_type));
         peer.post_recv(1, 64);
@@ -343,8 +343,7 @@ fn updates_take_effect() {
     peer.expect_wc(1, WcStatus::Success);
 }
 
-/// A SEND without payload, to the queue pair under test.
-/// What a packet shows of a peer that is set up otherwise is kept: the first, until the queue pair is reset.
+/// The first mismatch with the peer's configuration that a packet shows is kept until the queue pair is reset.
 #[test]
 fn mismatches_are_kept_for_the_application() {
     let mismatch = |peer: &Peer| peer.context.mismatches().map(|(_, mismatch)| mismatch).collect::<Vec<_>>();

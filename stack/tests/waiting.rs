@@ -165,7 +165,7 @@ fn the_descriptor_is_readable_from_a_frame_until_the_poll() {
 }
 
 #[test]
-fn a_frame_that_came_before_is_not_waited_for() {
+fn a_frame_that_has_arrived_prevents_a_wait() {
     let [mut a, mut b] = pair();
     b.receive(1);
     b.prepare();
@@ -242,12 +242,12 @@ fn each_wake_up_is_an_edge() {
 
 /// Two threads, each with its context, that wait for each other's messages by file descriptor.
 #[test]
-fn no_frame_from_another_thread_is_slept_through() {
+fn no_frame_from_another_thread_is_missed() {
     wait_for_each_other(pair());
 }
 
 #[test]
-fn no_packet_to_a_socket_is_slept_through() {
+fn no_packet_to_a_socket_is_missed() {
     let port = |last| Udp::open(&UdpConfig::new([127, 81, 0, last].into())).unwrap();
     wait_for_each_other(connected([1, 2].map(|last| End::new(port(last))), 20));
 }
@@ -291,7 +291,7 @@ fn wait_for_each_other([mut a, mut b]: [End; 2]) {
 
 /// Each use of the waker, at any time, wakes once.
 #[test]
-fn no_use_of_the_waker_is_slept_through() {
+fn no_use_of_the_waker_is_missed() {
     let [mut a, _] = pair();
     let (waker, rung, seen) = (a.context.waker().unwrap(), AtomicU64::new(0), AtomicU64::new(0));
     let (races, start) = (races(), Instant::now());
@@ -323,7 +323,7 @@ fn no_use_of_the_waker_is_slept_through() {
 }
 
 #[test]
-fn a_driver_without_a_descriptor_says_so() {
+fn a_driver_without_a_descriptor_reports_it() {
     let network = sim::SimNetwork::new(1, sim::LinkConfig::default()).unwrap();
     let mut end = End::new(network.port(&[[10, 0, 0, 1].into()]));
     let error = end.context.prepare_wait(end.clock.now()).unwrap_err();
@@ -404,7 +404,7 @@ fn a_channel_wakes_once_for_each_arm() {
 }
 
 #[test]
-fn the_queues_of_a_channel_take_turns_and_one_that_is_gone_leaves_no_event() {
+fn the_queues_of_a_channel_take_turns_and_a_destroyed_one_leaves_no_event() {
     let mut end = Flushing::new();
     let (other, other_qp) = on_channel(&mut end.context, end.pd, &end.channel);
     for wr_id in 0..4 {
@@ -443,7 +443,7 @@ fn an_event_of_a_channel_allocates_nothing() {
 
 /// A completion posted on another thread wakes the thread that sleeps on the channel, once for each arm.
 #[test]
-fn no_completion_of_another_thread_is_slept_through() {
+fn no_completion_of_another_thread_is_missed() {
     let Flushing { context, channel, cq, qp, .. } = Flushing::new();
     let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
     let (races, start, taken) = (races(), Instant::now(), AtomicU64::new(0));

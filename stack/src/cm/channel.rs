@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_that_finds_no_memory_is_refused() {
+    fn a_channel_without_memory_is_refused() {
         let error = queue(usize::MAX).unwrap_err();
         assert!(matches!(error, Error::Memory(_)), "{error}");
         assert!(error.to_string().contains("max_connections"), "{error}");

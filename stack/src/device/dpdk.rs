@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_it_writes() {
+    fn names_parse_back() {
         for text in [
             "net_af_packet0 --vdev=net_af_packet0,iface=eth0",
             "0000:03:00.0@10.0.0.1/24,fd00::1/64,mtu=4200 -a 0000:03:00.0",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_name_the_part_and_what_would_be_right() {
+    fn errors_name_the_invalid_part_and_the_valid_ones() {
         for (text, part, cure) in [
             ("", "'dpdk:'", "dpdk:PORT@ADDRESS"),
             ("@10.0.0.1", "'dpdk:@10.0.0.1'", "dpdk:PORT@ADDRESS"),

@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_came_early_gives_back_what_is_more_than_its_share() {
+    fn an_early_queue_pair_gives_up_more_than_its_share() {
         let traffic = |packets: i64, senders| Traffic { room: 256 - packets, senders, window: 512 };
         assert!(traffic(511, 1).admits(511, 1));
         assert!(!traffic(512, 1).admits(512, 1));

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_comes_back_as_it_was_and_the_queue_is_never_full() {
+    fn every_kind_is_returned_unchanged_and_the_queue_is_never_full() {
         let mut events = events();
         let [a, b] = [qp(0, 0), qp(1, 0)];
         let (cq, srq) = (Cq(Handle { index: 0, generation: 0 }), Srq(Handle { index: 0, generation: 0 }));
@@ -276,7 +276,7 @@ mod tests {
 
     /// Each costs one step, however many others are unread.
     #[test]
-    fn events_that_say_more_come_back_in_their_order() {
+    fn events_with_fields_are_returned_in_order() {
         let count = 100_000;
         let mut events = Events::new(&Config { max_qps: count, ..Config::default() });
         let reason = Unreachable::Silent { peer: [10, 0, 0, 1].into() };
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn each_object_has_its_own_in_their_order() {
+    fn events_of_an_object_are_returned_in_order() {
         let mut events = events();
         let [a, b] = [qp(0, 3), qp(1, 0)];
         let raised = [Event::CommEst(a), Event::CommEst(b), Event::QpFatal(a), Event::SqDrained(b)];

@@ -227,7 +227,7 @@ mod tests {
 
     /// One of 256 contexts that share an address draws only every 512th number.
     #[test]
-    fn keys_may_be_alike_in_their_low_bits() {
+    fn keys_may_have_equal_low_bits() {
         let mut rng = ChaCha20Rng::seed_from_u64(4);
         for (rest, divisor) in [(0, 2), (3, 16), (511, 512)] {
             let mut table = KeyTable::new(256, 24);
@@ -250,7 +250,7 @@ mod tests {
 
     /// With the most live and retired keys, existing keys are found and others are not.
     #[test]
-    fn a_full_table_knows_all_its_keys() {
+    fn a_full_table_finds_all_its_keys() {
         let mut rng = ChaCha20Rng::seed_from_u64(3);
         let capacity = 8192;
         let mut table = KeyTable::new(capacity, 24);

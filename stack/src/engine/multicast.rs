@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_of_a_group_and_no_others() {
+    fn groups_have_exactly_their_members() {
         let [a, b, c] = [1, 2, 3].map(|n| Gid::from_ipv4([239, 0, 0, n].into()));
         let mut groups = MulticastGroups::new(4);
         for (group, index) in [(b, 7), (a, 7), (b, 2), (b, 7)] {

@@ -193,7 +193,7 @@ mod tests {
 
     /// Binds, ends of bindings and of queue pairs in any order, compared with a list of all bindings.
     #[test]
-    fn a_queue_pair_takes_its_own_windows_with_it_and_all_of_them() {
+    fn exactly_the_windows_of_a_queue_pair_are_unbound() {
         let mut random = ChaCha20Rng::seed_from_u64(1);
         let mut mrs = MemoryRegions::new(&Config::default().max_mrs(1).max_mws(32).max_qps(4), 0);
         // Two of the four queue pairs are in one list.

@@ -307,7 +307,7 @@ mod tests {
 
     /// Written after reviewing the code; from outside the test would need 2²⁴ packets.
     #[test]
-    fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
+    fn a_duplicate_matches_the_latest_outcome_at_its_psn() {
         let mut outcomes = Outcomes::new(2, false);
         let long = Answer::Read { va: 0, rkey: RKey::new(1), length: 1 << 30 };
         outcomes.push(Outcome::new(Psn::new(0xff_0000), 1 << 20, 1, long));

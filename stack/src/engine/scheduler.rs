@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_pair_is_looked_at_when_its_wait_is_over() {
+    fn a_queue_pair_is_checked_when_its_wait_ends() {
         let mut scheduler = Scheduler::new(4);
         let ticket = scheduler.ticket();
         let waits = [Wait::Nothing, Wait::NextPoll, Wait::At(Nanos(5000)), Wait::Ticket(ticket)];
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_round() {
+    fn turns_are_round_robin() {
         let mut scheduler = Scheduler::new(2);
         scheduler.activate(0);
         scheduler.activate(1);

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stale_handle_names_nothing() {
+    fn a_stale_handle_is_invalid() {
         let mut slab = Slab::new(1, 9);
         let a = slab.insert_with(|_| "a").unwrap();
         assert_eq!(slab.insert_with(|_| "b"), None);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_end_stays_under_its_handle() {
+    fn an_object_that_can_not_end_keeps_its_handle() {
         let mut slab = Slab::new(1, 9);
         let a = slab.insert_with(|_| "a").unwrap();
         assert_eq!(slab.remove_by(a, |value| Err::<(), _>((value, "busy"))), Some(Err("busy")));

@@ -170,7 +170,7 @@ mod tests {
     proptest! {
         /// Compares with a plain list: nothing fires early, nothing later than a tick, nothing is lost.
         #[test]
-        fn fires_in_time(
+        fn timers_fire_in_time(
             start in 0u64..1 << 40,
             timers in prop::collection::vec(0u64..1 << 36, 1..40),
             steps in prop::collection::vec(1u64..1 << 33, 1..60),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nearer_deadline_wins_and_a_cancelled_one_is_silent() {
+    fn the_earlier_deadline_counts_and_a_cancelled_one_never_fires() {
         let mut wheel = TimerWheel::new(2);
         wheel.ensure(0, Nanos(1_000_000));
         wheel.ensure(0, Nanos(500_000));

@@ -330,7 +330,7 @@ fn a_second_rnr_nak_prolongs_the_wait() {
 /// NAKs during the wait do not prolong it beyond the longest wait: a later one is a retry like any other. Otherwise a peer
 /// could delay a sender forever.
 #[test]
-fn rnr_naks_put_nobody_off_for_ever() {
+fn rnr_naks_do_not_delay_a_sender_forever() {
     const RNR_655_MS: u8 = NAK_RNR;
     let half = Duration::from_millis(500);
     for rnr_retry in [1, 3] {

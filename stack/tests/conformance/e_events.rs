@@ -10,7 +10,7 @@ use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern, sge};
 #[test]
 fn case_098_completion_events() {
     solicited_only();
-    no_arrival_is_slept_through();
+    no_arrival_is_missed();
     armed_queue_and_the_order_of_things();
 }
 
@@ -84,7 +84,7 @@ fn solicited_only() {
 
 /// An application that reads the event, arms, polls until there is nothing, and sleeps until the next event, is woken for
 /// each message, whenever that arrives.
-fn no_arrival_is_slept_through() {
+fn no_arrival_is_missed() {
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Step {
         Arm,

@@ -159,7 +159,7 @@ fn case_101_a_marked_packet_makes_a_cnp() {
 
 /// DSCP and priority are those of the settings. An untagged path has no priority.
 #[test]
-fn cnps_have_a_class_of_their_own() {
+fn cnps_have_their_own_dscp_and_priority() {
     let config =
         |config: Config| config.notification(CongestionNotification::default().cnp_dscp(63).cnp_802p_prio(7));
     for (qp_type, tag) in [(QpType::Uc, true), (QpType::Ud, true), (QpType::Uc, false), (QpType::Ud, false)] {
@@ -262,7 +262,7 @@ fn an_interval_is_between_cnps_on_the_wire() {
 
 /// Two queue pairs of one peer and one of another, and datagrams of three senders at two addresses.
 #[test]
-fn the_interval_is_that_of_its_scope() {
+fn intervals_apply_to_their_scope() {
     for (config, connected, datagrams) in [
         (notifying as fn(Config) -> Config, &[1, 1, 9][..], &[1, 1, 9][..]),
         (for_each_peer, &[1, 9], &[1, 9]),
@@ -304,7 +304,7 @@ fn the_interval_is_that_of_its_scope() {
 
 /// Without an interval every marked packet causes one, up to the number that can wait for the port.
 #[test]
-fn every_marked_packet_without_an_interval_as_far_as_there_is_room() {
+fn without_an_interval_every_marked_packet_causes_a_cnp() {
     let zero_for_peers = |config: Config| {
         let settings = CongestionNotification::default().min_time_between_cnps(Duration::ZERO);
         config.notification(settings.scope(CnpScope::Peer))
@@ -320,7 +320,7 @@ fn every_marked_packet_without_an_interval_as_far_as_there_is_room() {
 
 /// However many sends and responses wait.
 #[test]
-fn cnps_leave_ahead_of_data() {
+fn cnps_are_sent_before_data() {
     let mut peer = marked(with(notifying));
     peer.take_at_most(0);
     peer.post_write(1, &pattern(4096));
@@ -410,7 +410,7 @@ fn roce_v1_has_no_marks() {
 
 /// For a datagram to a group there is none: all its members would notify the sender at once.
 #[test]
-fn a_group_does_not_answer_marks() {
+fn multicast_causes_no_cnps() {
     let mut peer = marked(Setup { qp_type: QpType::Ud, ..with(each) });
     let group = Gid::from_ipv4([239, 1, 2, 3].into());
     peer.context.attach_mcast(peer.qp, group).unwrap();
@@ -424,7 +424,7 @@ fn a_group_does_not_answer_marks() {
 
 /// CNPs use the default partition, whatever the queue pair's is.
 #[test]
-fn a_cnp_is_of_the_default_partition() {
+fn cnps_use_the_default_partition() {
     let setup = with(notifying);
     let mut peer = marked(Setup { state: QpState::Init, ..setup });
     let index = peer.context.add_pkey(ferroce::PKey(0x8001)).unwrap();
@@ -438,7 +438,7 @@ fn a_cnp_is_of_the_default_partition() {
 
 /// Obeying CNPs is another setting.
 #[test]
-fn a_control_of_the_sender_makes_no_cnps() {
+fn a_reaction_point_alone_sends_no_cnps() {
     let mut peer = marked(with(obeying));
     peer.inject(request(0));
     peer.expect_nothing();
@@ -447,7 +447,7 @@ fn a_control_of_the_sender_makes_no_cnps() {
 
 /// A CNP is not acknowledged, and uses no PSN of the queue pair.
 #[test]
-fn cnps_take_no_psn() {
+fn cnps_use_no_psn() {
     let mut peer = marked(with(notifying));
     peer.inject(request(0));
     expect_cnp(&mut peer);
@@ -459,7 +459,7 @@ fn cnps_take_no_psn() {
 /// An owed CNP is sent although the queue pair was destroyed, because its peer contributed to the congestion. A failed
 /// queue pair causes no more, and another one in the same slot has its own interval.
 #[test]
-fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
+fn a_cnp_is_sent_after_its_queue_pair_was_destroyed() {
     let setup = with(notifying);
     let ends: [fn(&mut Peer, Qp); 3] = [
         |peer, qp| peer.context.destroy_qp(qp).unwrap(),
@@ -496,7 +496,7 @@ fn a_cnp_leaves_after_the_end_of_its_queue_pair() {
 
 /// A reset does not end the interval of a queue pair.
 #[test]
-fn a_reset_ends_no_interval() {
+fn a_reset_does_not_end_the_interval() {
     let setup = with(notifying);
     let mut peer = marked(setup);
     peer.inject(request(0));
@@ -575,7 +575,7 @@ fn strangers_get_no_more_than_they_may_and_connected_peers_what_they_should() {
 
 /// While the port is blocked, CNPs for datagrams use half of the room.
 #[test]
-fn strangers_leave_room_for_connected_peers_where_cnps_wait() {
+fn cnps_to_strangers_leave_room_for_those_to_peers() {
     for config in [notifying, for_each_peer, each] {
         let mut strangers = Strangers::new(config);
         strangers.peer.take_at_most(0);

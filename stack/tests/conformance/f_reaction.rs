@@ -91,7 +91,7 @@ fn case_105_a_cnp_for_nobody_or_from_elsewhere_changes_nothing() {
 
 /// Its P_Key is the default one, whatever the queue pair's partition is.
 #[test]
-fn a_cnp_is_heard_in_every_partition() {
+fn cnps_are_accepted_in_every_partition() {
     let mut peer = paper();
     peer.inject(cnp().pkey(0x1234));
     peer.expect_counted(Counter::RpCnpHandled, 1);
@@ -314,7 +314,7 @@ fn case_108_without_a_control_nothing_is_ecn_capable_and_cnps_are_ignored() {
 
 /// ECT(0) on requests and responses, with a correct ICRC and header checksum; acknowledgements carry no data.
 #[test]
-fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
+fn data_is_ecn_capable_and_acknowledgements_are_not() {
     let mut peer = paper();
     peer.post_write(1, &pattern(600));
     let sent = peer.take_packets();
@@ -338,7 +338,7 @@ fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
 
 /// The driver's, unless it is configured.
 #[test]
-fn the_line_rate_is_asked_of_the_driver_or_told() {
+fn the_line_rate_is_the_drivers_or_configured() {
     let dcqcn = |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER));
     let told =
         |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT);
@@ -377,7 +377,7 @@ fn a_slow_sender_asks_often_enough_to_hear_in_time() {
 }
 
 #[test]
-fn a_queue_pair_has_the_control_of_its_own_configuration_or_of_the_context() {
+fn congestion_control_is_set_by_queue_pair_or_context() {
     let mut peer = paper();
     let control = |peer: &mut Peer, config: QpConfig| {
         let qp = peer.context.create_qp(&config).unwrap();

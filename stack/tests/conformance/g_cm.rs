@@ -18,7 +18,7 @@ use crate::peer::{PEER_QPN, Peer, QKEY, Setup, pattern};
 
 /// The queue pairs get the parameters that both ends requested (with a real peer: `tools/tests/rxe`).
 #[test]
-fn both_ends_get_what_was_agreed() {
+fn both_ends_get_the_negotiated_parameters() {
     let parameters = ConnectionParameters::default().timeout(15).rnr_retry(3).retry_count(5);
     let (mut peer, id, sent) = connecting(&parameters);
     assert_eq!(sent.service_id(), SERVICE_ID_TCP + u64::from(PORT));
@@ -577,7 +577,7 @@ fn a_queue_pair_has_one_connection() {
 
 /// Answered searches used to occupy the room of connections for 17 s each.
 #[test]
-fn answered_searches_are_forgotten() {
+fn answered_searches_are_removed() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     listen(&mut peer, PortSpace::Udp);
     let qp = peer.qp;

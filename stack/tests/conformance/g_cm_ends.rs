@@ -42,7 +42,7 @@ fn timewait_ends_in_seconds() {
 
 /// A requester that gives up before it knows the local ID uses its own.
 #[test]
-fn a_request_is_taken_back() {
+fn a_request_can_be_withdrawn() {
     let give_up = mad(CmBody::Rej(&Rej::new(PEER_ID, 0, Stage::Other, RejectReason::TIMEOUT)));
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
@@ -82,7 +82,7 @@ fn a_request_is_kept_as_long_as_its_peer_waits() {
 
 /// A restarted peer reuses its queue pair numbers.
 #[test]
-fn a_dead_connection_makes_way() {
+fn a_dead_connection_is_replaced() {
     let (mut peer, id, _) = accepted();
     let mut anew = Req::new(
         9,
@@ -120,7 +120,7 @@ fn requests_from_no_host() {
 }
 
 #[test]
-fn listeners_are_told_apart() {
+fn requests_reach_their_listener() {
     let mut peer = engine();
     let any = listen(&mut peer, PortSpace::Tcp);
     let config = ListenConfig::default().backlog(1).per_source(1);
@@ -158,7 +158,7 @@ fn listeners_are_told_apart() {
 
 /// A peer that is notified of the end before its ACK considers delivered messages lost.
 #[test]
-fn acks_go_before_the_end() {
+fn acks_are_sent_before_the_end() {
     let (mut peer, _, rep) = accepted();
     peer.post_recv(1, 8);
     let first = rep.starting_psn().value();

@@ -29,7 +29,7 @@ fn destinations(peer: &mut Peer) -> Vec<MacAddr> {
 /// After one REQ with the source address of a host that does not exist, `accept` used to resolve its hardware address: for
 /// seconds the context did nothing else.
 #[test]
-fn a_request_is_answered_where_it_came_from() {
+fn a_request_is_answered_to_its_source() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     as_stranger(&mut peer);
@@ -46,7 +46,7 @@ fn a_request_is_answered_where_it_came_from() {
 
 /// The same for datagrams: neither the answer to a search nor that to a datagram causes a resolution.
 #[test]
-fn a_datagram_is_answered_where_it_came_from() {
+fn a_datagram_is_answered_to_its_source() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     listen(&mut peer, PortSpace::Udp);
     as_stranger(&mut peer);
@@ -67,7 +67,7 @@ fn a_datagram_is_answered_where_it_came_from() {
 
 /// No answer can be sent to a group or an unspecified address, and only the port itself has its address.
 #[test]
-fn requests_from_no_station() {
+fn requests_from_invalid_stations() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
@@ -87,7 +87,7 @@ fn requests_from_no_station() {
 
 /// An answer to a datagram from an invalid station used to resolve the path, for the time of an ARP timeout.
 #[test]
-fn datagrams_from_no_station() {
+fn datagrams_from_invalid_stations() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     let (qp, home) = (peer.qp, peer.address.destination);
     let group = Gid::from_ipv4([239, 1, 1, 1].into());
@@ -154,7 +154,7 @@ fn put_off(peer: &mut Peer, id: CmId, mra: Mra) {
 
 /// `service_timeout` 31 is 2.4 hours; a peer that sent it repeatedly used to delay `connect` as long as it liked.
 #[test]
-fn a_connect_is_not_put_off_for_ever() {
+fn a_peer_can_not_delay_connect_forever() {
     let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
     put_off(&mut peer, id, Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 31));
     peer.expect_state(QpState::Init);
@@ -162,7 +162,7 @@ fn a_connect_is_not_put_off_for_ever() {
 
 /// The same for a listener's half-open connections, with only one MRA.
 #[test]
-fn an_acceptance_is_not_put_off_for_ever() {
+fn a_peer_can_not_delay_an_acceptance_forever() {
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);
     let (id, rep) = accept(&mut peer);
@@ -183,7 +183,7 @@ fn an_acceptance_is_not_put_off_for_ever() {
 
 /// A time chosen by the application is not shortened by a peer that requests more.
 #[test]
-fn a_patient_application_stays_patient() {
+fn a_peer_can_not_shorten_the_applications_timeout() {
     // 16 messages, 17 s apart.
     let parameters = ConnectionParameters::default().cm_timeout(22);
     let (mut peer, id, sent) = connecting(&parameters);
@@ -200,7 +200,7 @@ fn a_patient_application_stays_patient() {
 /// With a silent peer, an ACK timeout of 0 used to keep a work request of the accepting end forever, and one of 31 for 20
 /// hours.
 #[test]
-fn a_peer_does_not_choose_that_nobody_misses_it() {
+fn a_peer_can_not_set_an_extreme_ack_timeout() {
     for timeout in [0, 31] {
         let mut peer = engine();
         listen(&mut peer, PortSpace::Tcp);

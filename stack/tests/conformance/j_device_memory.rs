@@ -192,7 +192,7 @@ fn staging_is_allocated_once() {
 /// Each time the peer requests another part of a READ, it gets that part, whether copies for its earlier requests are
 /// outstanding or not.
 #[test]
-fn repeats_of_a_read_are_answered_as_they_are_asked() {
+fn repeated_reads_get_the_requested_part() {
     let mut peer = Peer::new();
     let mr = device_memory(&mut peer, &Strict::default().latest(Duration::from_micros(50)));
     let (data, remote) = (pattern(1000), peer.remote(mr));
@@ -223,7 +223,7 @@ fn repeats_of_a_read_are_answered_as_they_are_asked() {
 
 /// Peers that request much, and then less before they have it, leak no chunk.
 #[test]
-fn what_was_gathered_for_an_answer_is_given_back() {
+fn chunks_gathered_for_a_response_are_released() {
     let setup = Setup { config: |config| config.staging_chunks(4), ..Setup::default() };
     let mut peer = Peer::with(setup);
     let other = peer.another_qp(&setup);

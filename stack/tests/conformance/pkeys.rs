@@ -55,7 +55,7 @@ const MATRIX: [(PKey, [(PKey, bool); 6]); 2] = [
 ];
 
 #[test]
-fn each_queue_pair_hears_its_partition() {
+fn each_queue_pair_receives_from_its_partition() {
     for (own, others) in MATRIX {
         let mut peer = under(own, Setup::default());
         let mut psn = RQ;
@@ -86,7 +86,7 @@ fn each_queue_pair_hears_its_partition() {
 
 /// No packet of a queue pair has another key, whatever its kind.
 #[test]
-fn all_that_a_queue_pair_sends_has_its_key() {
+fn all_packets_of_a_queue_pair_have_its_key() {
     let mut peer = under(FULL, Setup::default());
     let mr = peer.memory(&[7; 4096]);
     let rkey = peer.remote(mr).rkey;
@@ -146,7 +146,7 @@ fn unreliable_services_have_partitions_too() {
 
 /// A group's packet is delivered only to its members of that partition.
 #[test]
-fn a_group_is_one_in_each_partition() {
+fn a_group_is_per_partition() {
     let mut peer = under(FULL, Setup::of(QpType::Ud));
     let group = Gid::from_ipv4([239, 1, 1, 1].into());
     let default = peer.another_qp(&Setup::of(QpType::Ud));
@@ -176,7 +176,7 @@ fn a_group_is_one_in_each_partition() {
 
 /// For any number of packets, one event is pending; the counter counts all.
 #[test]
-fn one_violation_waits_at_a_time() {
+fn one_violation_is_pending_at_a_time() {
     let mut peer = Peer::new();
     let foreign = |pkey: PKey| packet(Opcode::RC_SEND_ONLY, RQ).pkey(pkey.0);
     let source = peer.address.source;
@@ -293,7 +293,7 @@ fn asked(peer: &mut Peer) -> (PKey, ferroce::wire::cm::Req) {
 }
 
 #[test]
-fn connections_are_asked_for_in_a_partition() {
+fn connections_are_requested_in_a_partition() {
     for (by_parameter, pkey) in [(true, FULL), (true, LIMITED), (false, FULL)] {
         let mut peer = engine();
         let index = peer.context.add_pkey(pkey).unwrap();
@@ -330,7 +330,7 @@ fn req_in(peer: &Peer, packet: PKey, pkey: PKey) -> Script {
 }
 
 #[test]
-fn connections_are_accepted_in_the_partition_that_was_asked_for() {
+fn connections_are_accepted_in_the_requested_partition() {
     for (own, asked) in [(FULL, FULL), (FULL, LIMITED), (LIMITED, FULL)] {
         let mut peer = engine();
         listen(&mut peer, PortSpace::Tcp);
@@ -422,7 +422,7 @@ fn a_datagram_service_under_a_limited_key() {
 
 /// RESET clears all earlier attributes, including the key and its index.
 #[test]
-fn reset_forgets_the_partition() {
+fn reset_clears_the_partition() {
     let mut peer = under(FULL, Setup::default());
     peer.modify(Transition::Reset);
     assert_eq!((peer.query().pkey_index, peer.query().pkey), (0, PKEY_DEFAULT));

@@ -38,7 +38,7 @@ pub(crate) fn expect_all(peer: &mut Peer, ids: std::ops::Range<u64>, status: WcS
 // Negotiation.
 
 #[test]
-fn nobody_speaks_of_it_who_has_not_agreed() {
+fn it_is_not_used_without_negotiation() {
     let mut peer = Peer::new();
     assert!(!peer.query().selective_repeat);
     peer.post_write(1, b"one");
@@ -56,7 +56,7 @@ fn nobody_speaks_of_it_who_has_not_agreed() {
 }
 
 #[test]
-fn what_was_agreed_is_told_and_ends_with_the_connection() {
+fn negotiation_is_reported_and_ends_with_the_connection() {
     let mut peer = agreed();
     assert!(peer.query().selective_repeat);
     peer.modify(Transition::Reset);
@@ -68,7 +68,7 @@ fn what_was_agreed_is_told_and_ends_with_the_connection() {
 // The responder.
 
 #[test]
-fn early_requests_are_held_and_named_and_executed_in_order() {
+fn early_requests_are_held_reported_and_executed_in_order() {
     let mut peer = agreed();
     for id in 0..6 {
         peer.post_recv(id, 8);
@@ -98,7 +98,7 @@ fn early_requests_are_held_and_named_and_executed_in_order() {
 }
 
 #[test]
-fn a_burst_behind_a_gap_is_one_answer() {
+fn a_burst_after_a_gap_gets_one_answer() {
     let mut peer = agreed();
     for id in 0..=20 {
         peer.post_recv(id, 8);
@@ -132,7 +132,7 @@ fn psns_wrap_while_requests_are_held() {
 }
 
 #[test]
-fn nothing_is_touched_before_its_turn_nor_twice() {
+fn nothing_is_executed_early_nor_twice() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 16]);
     let remote = peer.remote(mr);
@@ -173,7 +173,7 @@ fn reads_and_atomics_wait_for_their_turn() {
 
 /// A peer may lose any part of a READ, and request several before the first has been sent.
 #[test]
-fn parts_of_a_read_are_sent_again_beside_what_is_owed() {
+fn parts_of_a_read_are_repeated_in_addition_to_what_is_owed() {
     let mut peer = agreed();
     let data = pattern(256 * 8);
     let mr = peer.memory(&data);
@@ -194,7 +194,7 @@ fn parts_of_a_read_are_sent_again_beside_what_is_owed() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_keeps_what_is_held() {
+fn a_receiver_that_is_not_ready_keeps_held_requests() {
     let mut peer = agreed();
     peer.inject(send(RQ + 1, 1));
     peer.expect_sack(RQ, 0, &[RQ + 1]);
@@ -216,7 +216,7 @@ fn a_receiver_that_is_not_ready_keeps_what_is_held() {
 }
 
 #[test]
-fn a_held_request_that_is_refused_ends_the_connection_in_its_turn() {
+fn a_refused_held_request_ends_the_connection_in_order() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 8]);
     let remote = peer.remote(mr);
@@ -235,7 +235,7 @@ fn a_held_request_that_is_refused_ends_the_connection_in_its_turn() {
 }
 
 #[test]
-fn room_is_bounded_and_comes_back() {
+fn room_is_bounded_and_released() {
     let two = Setup { reorder_packets: 2, ..setup() };
     let mut peer = Peer::with(two);
     for _ in 0..3 {
@@ -270,7 +270,7 @@ fn room_is_bounded_and_comes_back() {
 }
 
 #[test]
-fn what_is_too_far_ahead_is_not_held() {
+fn requests_too_far_ahead_are_not_held() {
     let mut peer = agreed();
     peer.inject(send(RQ + 1024, 0));
     peer.expect_sack(RQ, 0, &[]);
@@ -281,7 +281,7 @@ fn what_is_too_far_ahead_is_not_held() {
 
 /// No requester numbers its requests so; its result must not be that of another request.
 #[test]
-fn a_request_inside_a_read_is_forgotten() {
+fn a_request_inside_a_read_is_dropped() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 1024]);
     let remote = peer.remote(mr);

@@ -22,7 +22,7 @@ fn with_writes(setup: Setup, count: u32) -> Peer {
 }
 
 #[test]
-fn only_what_is_missing_is_sent_again_and_each_hole_once() {
+fn only_missing_packets_are_retransmitted_once_each() {
     let mut peer = with_writes(setup(), 6);
     peer.inject(sack(SQ + 1, 1, &[SQ + 3, SQ + 5]));
     peer.expect_wc(0, Success);
@@ -51,7 +51,7 @@ fn only_what_is_missing_is_sent_again_and_each_hole_once() {
 }
 
 #[test]
-fn what_was_sent_after_all_that_is_held_may_be_under_way() {
+fn packets_sent_after_all_held_ones_may_be_in_flight() {
     let mut peer = with_writes(setup(), 4);
     peer.inject(sack(SQ, 0, &[SQ + 1]));
     assert_eq!(psns(&peer.take_packets()), [SQ]);
@@ -72,7 +72,7 @@ fn what_was_sent_after_all_that_is_held_may_be_under_way() {
 
 /// The first one was late, not lost, and its retransmission is still in flight: that is no evidence about others.
 #[test]
-fn what_arrives_too_soon_is_not_the_resend() {
+fn a_too_early_arrival_is_not_the_retransmission() {
     let mut peer = with_writes(setup(), 1);
     peer.advance(Duration::from_micros(10));
     peer.inject(ack(SQ, 1));
@@ -95,7 +95,7 @@ fn what_arrives_too_soon_is_not_the_resend() {
 }
 
 #[test]
-fn a_timeout_leaves_out_what_is_held() {
+fn a_timeout_does_not_retransmit_held_packets() {
     let mut peer = with_writes(setup(), 5);
     peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 3]));
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 2]);
@@ -131,7 +131,7 @@ fn retries_count_timeouts_and_not_losses() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_asked_again_for_one_it_held() {
+fn a_held_request_without_a_receive_is_retransmitted() {
     const WAIT: Duration = Duration::from_micros(1280);
     let mut peer = with_writes(setup(), 4);
     peer.inject(sack(SQ, 0, &[SQ + 1, SQ + 2]));
@@ -151,7 +151,7 @@ fn a_receiver_that_is_not_ready_is_asked_again_for_one_it_held() {
 
 /// The READ before it was executed, but its response is lost: the refusal counts nevertheless.
 #[test]
-fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
+fn a_refused_held_request_is_retransmitted_before_an_earlier_read_completes() {
     for syndrome in [NAK_RNR | 1, NAK_SEQUENCE] {
         // Without an ACK timer.
         let mut peer = Peer::with(Setup { timeout: 0, ..setup() });
@@ -177,7 +177,7 @@ fn what_was_held_and_refused_is_sent_again_while_a_read_before_it_waits() {
 
 /// The response to an earlier READ arrives meanwhile, and does not mean that the receiver is ready.
 #[test]
-fn the_wait_for_a_receiver_outlasts_the_answer_to_a_read_before_it() {
+fn the_rnr_wait_is_not_ended_by_the_response_to_an_earlier_read() {
     const WAIT: Duration = Duration::from_micros(1280);
     let mut peer = agreed();
     peer.post_read(1, 8);
@@ -195,7 +195,7 @@ fn the_wait_for_a_receiver_outlasts_the_answer_to_a_read_before_it() {
 }
 
 #[test]
-fn of_a_read_the_missing_part_is_asked_for_again() {
+fn the_missing_part_of_a_read_is_requested_again() {
     let mut peer = agreed();
     let data = pattern(6 * 256);
     let piece = |i: u32| &data[i as usize * 256..][..256];
@@ -236,7 +236,7 @@ fn of_a_read_the_missing_part_is_asked_for_again() {
 }
 
 #[test]
-fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
+fn a_read_held_at_the_responder_is_not_requested_again() {
     let mut peer = agreed();
     peer.post_write(1, b"one");
     let mr = peer.post_read(2, 512);
@@ -261,7 +261,7 @@ fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
 
 /// A part of it would be a separate READ there.
 #[test]
-fn a_read_whose_request_is_missing_is_asked_for_whole() {
+fn a_read_whose_request_is_missing_is_requested_completely() {
     let mut peer = agreed();
     peer.post_read(1, 1024);
     assert_eq!(psns(&peer.take_packets()), [SQ]);
@@ -271,7 +271,7 @@ fn a_read_whose_request_is_missing_is_asked_for_whole() {
 }
 
 #[test]
-fn a_refusal_does_not_hit_the_read_before_it() {
+fn a_refusal_does_not_affect_an_earlier_read() {
     let mut peer = agreed();
     peer.post_read(1, 8);
     peer.post_write(2, b"two");
@@ -288,7 +288,7 @@ fn a_refusal_does_not_hit_the_read_before_it() {
 }
 
 #[test]
-fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
+fn a_full_window_does_not_request_an_ack_for_every_packet() {
     let mut peer = agreed();
     for id in 0..3 {
         peer.post_write(id, &[0; 8]);
@@ -307,7 +307,7 @@ fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
 }
 
 #[test]
-fn a_long_read_is_asked_for_in_parts() {
+fn a_long_read_is_requested_in_parts() {
     let mut peer = Peer::with(Setup { max_rd_atomic: 2, ..setup() });
     let data = pattern(300 * 256);
     let mr = peer.post_read(1, data.len());
@@ -335,7 +335,7 @@ fn a_long_read_is_asked_for_in_parts() {
 }
 
 #[test]
-fn answers_of_atomics_are_taken_out_of_turn() {
+fn responses_to_atomics_are_accepted_out_of_order() {
     let mut peer = agreed();
     let mr = peer.memory(&[0; 24]);
     for id in 0..3 {
@@ -358,7 +358,7 @@ fn answers_of_atomics_are_taken_out_of_turn() {
 }
 
 #[test]
-fn a_broken_word_changes_nothing() {
+fn an_invalid_acknowledge_changes_nothing() {
     let mut peer = with_writes(setup(), 3);
     let short = packet(Opcode::SELECTIVE_ACKNOWLEDGE, SQ + 1).aeth(0x1f, 1).payload(&[0xff; 124]);
     peer.expect_dropped(peer.frame(&short), Counter::RxLengthErrors);

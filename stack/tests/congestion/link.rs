@@ -105,7 +105,7 @@ fn off(config: Config) -> Config {
 /// A thousand paced queue pairs, and a poll that is a quarter of an hour late: one turn for each, however many ticks of the
 /// timer wheel have passed.
 #[test]
-fn a_late_poll_looks_at_each_paced_queue_pair_once() {
+fn a_late_poll_checks_each_paced_queue_pair_once() {
     let slow = |config: Config| {
         let control = CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(1));
         config.congestion(control).line_rate(LINE_RATE)

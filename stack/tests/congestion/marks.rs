@@ -93,7 +93,7 @@ fn a_stranger_does_not_slow_datagrams_down() {
 
 /// In all states it is counted or dropped, and has no other effect.
 #[test]
-fn a_cnp_in_every_state_does_nothing_bad() {
+fn a_cnp_is_harmless_in_every_state() {
     for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
         for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
             let mut peer = Peer::with(Setup { config: paper, state, ..Setup::of(qp_type) });

@@ -79,7 +79,7 @@ fn share(pair: &mut Pair, qps: &[Qp], reads: usize, time: u64) -> Vec<u64> {
 
 /// A slow responder does not occupy the window of its destination at the expense of fast ones.
 #[test]
-fn slow_queue_pairs_leave_the_line_to_the_others() {
+fn slow_queue_pairs_do_not_block_fast_ones() {
     let off = CongestionControl::Off;
     let rate = |bytes: u64, time: u64| 8.0 * bytes as f64 / time as f64;
     let new = || {
@@ -122,7 +122,7 @@ fn a_window_of_few_packets_works() {
 
 /// Five hundred rates on one engine, from 1 Mb/s to 5 Gb/s; each is accurate.
 #[test]
-fn wildly_different_rates_are_all_kept() {
+fn very_different_rates_are_all_accurate() {
     const QPS: u32 = 500;
     let setup = Setup {
         qp_type: QpType::Uc,

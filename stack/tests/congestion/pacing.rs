@@ -46,7 +46,7 @@ fn credit_of_a_high_rate_is_not_spent_at_a_low_one() {
 
 /// Three frames may leave at once after a pause, also after a late poll.
 #[test]
-fn a_late_poll_is_not_remembered() {
+fn a_late_poll_does_not_increase_the_burst() {
     let config = |config| with(config, Dcqcn::PAPER.rpg_max_rate(100), 10 * GIGABIT);
     let mut peer =
         Peer::with(Setup { config, mtu: PathMtu::Mtu1024, qp_type: QpType::Uc, ..Setup::default() });
@@ -68,7 +68,7 @@ fn a_late_poll_is_not_remembered() {
 
 /// The rate of `query_qp` is applied: no frame waits according to an old rate.
 #[test]
-fn a_queue_pair_that_waits_goes_on_when_its_rate_recovers() {
+fn a_waiting_queue_pair_continues_when_its_rate_recovers() {
     let config = |config| with(config, Dcqcn::MLX5, 25 * GIGABIT);
     let mut peer =
         Peer::with(Setup { config, mtu: PathMtu::Mtu4096, qp_type: QpType::Uc, ..Setup::default() });
@@ -124,7 +124,7 @@ fn a_queue_pair_that_waits_goes_on_when_its_rate_recovers() {
 
 /// A poll every 20 µs, no congestion: congestion control costs little throughput.
 #[test]
-fn a_control_without_congestion_keeps_the_line_busy() {
+fn without_congestion_the_line_is_used_fully() {
     for (interval, mtu) in [
         (5_000, PathMtu::Mtu1024),
         (10_000, PathMtu::Mtu1024),

@@ -16,7 +16,7 @@ fn slow(config: Config) -> Config {
 
 /// The ACK timer does not include the pacer's delay: a packet not yet retransmitted is not lost again.
 #[test]
-fn a_retransmission_that_the_pacer_holds_back_uses_up_no_retries() {
+fn a_retransmission_delayed_by_the_pacer_uses_no_retries() {
     for timeout in [9, 10, 11, 12] {
         let setup = Setup { config: slow, mtu: PathMtu::Mtu4096, timeout, ..Setup::default() };
         let mut peer = Peer::with(setup);
@@ -169,7 +169,7 @@ fn reads_from_a_slow_responder_complete() {
 }
 
 #[test]
-fn a_slow_sender_mends_loss() {
+fn a_slow_sender_recovers_from_loss() {
     for selective_repeat in [false, true] {
         for (megabits, timeout) in [(10, 12), (100, 10), (1000, 8)] {
             let config = match megabits {

@@ -103,7 +103,7 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
 
 /// One call after a silence leaves the same state as a call at each timer event.
 #[test]
-fn events_that_are_alike_are_counted_at_once_and_exactly() {
+fn equal_events_are_combined_exactly() {
     let mut random = Random::from_env("FERROCE_DCQCN_SEED");
     let mut raised = 0;
     for round in 0..600 {
@@ -144,7 +144,7 @@ fn events_that_are_alike_are_counted_at_once_and_exactly() {
 
 /// Twenty thousand calls after a silent day, for any parameters: event by event they would take hours.
 #[test]
-fn no_silence_takes_long() {
+fn silences_of_any_length_are_fast() {
     const DAY: u64 = 86_400 * SECOND;
     let slow =
         |parameters: Dcqcn| parameters.rpg_ai_rate(1).rpg_hai_rate(1).rpg_min_rate(1).rpg_time_reset(1);
@@ -219,7 +219,7 @@ fn a_reaction_point_without_cnps_sends_at_the_highest_rate() {
 
 /// Every parameter, with any valid value.
 #[test]
-fn any_parameters_keep_the_bounds() {
+fn bounds_hold_for_any_parameters() {
     let all = [DcqcnRules::Paper, DcqcnRules::Zhu, DcqcnRules::Mlx];
     let mut random = Random::from_env("FERROCE_DCQCN_SEED");
     let ends = |random: &mut Random, least: u64, most: u64| match random.below(4) {

@@ -307,7 +307,7 @@ fn follow(trace: &Trace) -> Followed {
 }
 
 #[test]
-fn every_event_of_the_published_simulators_arises_from_cnps_and_bytes() {
+fn events_of_the_published_simulators_are_reproduced() {
     println!("{:<36} {:>6} {:>12} {:>14}", "file", "events", "worst error", "bytes, packets");
     for trace in traces() {
         let Followed { events, worst, latest } = follow(&trace);

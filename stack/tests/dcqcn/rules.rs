@@ -133,7 +133,7 @@ fn the_highest_rate_is_the_lines_or_that_of_the_parameters() {
 }
 
 #[test]
-fn controls_are_read_as_they_are_printed() {
+fn controls_parse_back() {
     let presets = ["paper", "zhu25", "zhu25p", "mlx25", "hpcc100", "mlx5"];
     for name in presets {
         let preset = Dcqcn::preset(name).unwrap();
@@ -158,7 +158,7 @@ fn controls_are_read_as_they_are_printed() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_invalid_parameter() {
     let refusals = [
         (
             "dcqcn",

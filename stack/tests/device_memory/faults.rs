@@ -80,7 +80,7 @@ fn a_device_that_is_lost_ends_everything() {
 
 /// Regions stay as long as the device may write them, and no longer.
 #[test]
-fn memory_stays_while_copies_are_under_way() {
+fn memory_stays_during_copies() {
     let setup = Setup { timeout: 14, ..Setup::default() };
     let strict = Strict::default().latest(LATE);
     let mut world = World::new(5, LinkConfig::default(), setup, &strict, 1 << 20);
@@ -106,7 +106,7 @@ fn memory_stays_while_copies_are_under_way() {
 }
 
 #[test]
-fn a_queue_pair_goes_while_copies_are_under_way() {
+fn a_queue_pair_is_destroyed_during_copies() {
     for op in 0..3 {
         for steps in [3, 10, 30, 100] {
             let setup = Setup { timeout: 14, ..Setup::default() };

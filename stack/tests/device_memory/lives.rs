@@ -12,7 +12,7 @@ use super::world::{World, sge};
 
 /// The late copy of a destroyed queue pair must not overwrite later data of another one.
 #[test]
-fn bytes_of_a_queue_pair_that_is_gone_land_before_those_of_others() {
+fn bytes_of_a_destroyed_queue_pair_land_before_later_ones() {
     for seed in 0..40 {
         let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
         let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
@@ -62,7 +62,7 @@ fn the_first_call_to_deregister_ends_the_access() {
 }
 
 #[test]
-fn a_key_that_is_invalidated_brings_no_more_bytes() {
+fn an_invalidated_key_accepts_no_more_bytes() {
     let late = Strict::default().latest(Duration::from_millis(10));
     let setup = Setup { qps: 2, timeout: 16, ..Setup::default() };
     let mut world = World::new(3, LinkConfig::default(), setup, &late, 1 << 17);
@@ -86,7 +86,7 @@ fn a_key_that_is_invalidated_brings_no_more_bytes() {
 
 /// The manual's method to get memory back before its region is deregistered.
 #[test]
-fn what_is_flushed_is_told_behind_copies() {
+fn flushed_work_completes_after_copies() {
     for seed in 0..20 {
         let late = Strict::default().seed(seed).latest(Duration::from_millis(10));
         let mut world = World::new(seed, LinkConfig::default(), Setup::default(), &late, 1 << 13);

@@ -30,7 +30,7 @@ const MS: Duration = Duration::from_millis(1);
 const FLUSHED: WcStatus = WcStatus::WrFlushErr;
 
 #[test]
-fn a_read_that_fails_completes_before_what_is_flushed() {
+fn a_failed_read_completes_before_flushed_work() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (from, device, host) = (world.remote_host[1].at(0), world.device[0], world.host[0]);
     world.post(0, 1, SendOp::Read(from), &[sge(device, 0, 100)]);
@@ -43,7 +43,7 @@ fn a_read_that_fails_completes_before_what_is_flushed() {
 
 /// A WRITE whose bytes can't be gathered fails while the data of a READ before it is copied, whose copy fails then.
 #[test]
-fn a_send_queue_tells_one_cause() {
+fn a_send_queue_reports_one_cause() {
     let mut second = 0;
     for seed in 0..40 {
         let failing = failing().seed(seed).latest(Duration::from_micros(400));
@@ -60,7 +60,7 @@ fn a_send_queue_tells_one_cause() {
 }
 
 #[test]
-fn a_receive_that_fails_completes_before_what_is_flushed() {
+fn a_failed_receive_completes_before_flushed_work() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (device, [here, there]) = (world.device[1], world.host);
     world.post_recv(1, 1, &[sge(device, 0, 100)]);
@@ -73,7 +73,7 @@ fn a_receive_that_fails_completes_before_what_is_flushed() {
 
 /// The NAK of a later request would acknowledge the WRITE whose copy has failed.
 #[test]
-fn a_write_that_fails_is_not_acknowledged_by_what_comes_behind_it() {
+fn a_failed_write_is_not_acknowledged_by_later_requests() {
     for with_read in [false, true] {
         let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
         let (to, there, host) = (world.remote_device[1].at(0), world.remote_host[1], world.host[0]);
@@ -92,7 +92,7 @@ fn a_write_that_fails_is_not_acknowledged_by_what_comes_behind_it() {
 
 /// Nor by its NAK, if another copy after it has failed as well.
 #[test]
-fn a_write_that_fails_is_not_acknowledged_by_the_next_that_does() {
+fn a_failed_write_is_not_acknowledged_by_the_next_failure() {
     for (seed, distance) in (0..20).flat_map(|seed| [(seed, 0), (seed, 70_000)]) {
         let strict = failing().seed(seed);
         let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
@@ -108,7 +108,7 @@ fn a_write_that_fails_is_not_acknowledged_by_the_next_that_does() {
 
 /// A copy that fails immediately, while another one after it has ended long ago or succeeds.
 #[test]
-fn all_is_told_whichever_copy_fails() {
+fn all_work_completes_whichever_copy_fails() {
     for seed in 0..200 {
         let strict = Strict::default().seed(seed).fails_one_in(3).latest(Duration::from_millis(3));
         let mut world = World::new(seed, LinkConfig::default(), patient(), &strict, 1 << 18);
@@ -131,7 +131,7 @@ fn all_is_told_whichever_copy_fails() {
 
 /// Host memory after device memory is written in the order of the messages.
 #[test]
-fn a_message_is_not_overwritten_by_a_write_before_it() {
+fn a_message_is_not_overwritten_by_an_earlier_write() {
     for (seed, selective_repeat) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
         let setup = Setup { timeout: 16, selective_repeat, ..Setup::default() };
         let mut world = World::new(seed, LinkConfig::default(), setup, &late().seed(seed), 1 << 17);
@@ -153,7 +153,7 @@ fn a_message_is_not_overwritten_by_a_write_before_it() {
 }
 
 #[test]
-fn what_came_before_a_write_that_fails_is_answered() {
+fn requests_before_a_failed_write_are_answered() {
     let link = LinkConfig::default().rate(1_000_000_000);
     let setup = Setup { timeout: 14, frames: 64, ..Setup::default() };
     let mut world = World::new(1, link, setup, &failing(), 1 << 20);
@@ -165,7 +165,7 @@ fn what_came_before_a_write_that_fails_is_answered() {
 }
 
 #[test]
-fn a_read_that_fails_is_told_though_it_is_not_signaled() {
+fn a_failed_unsignaled_read_is_reported() {
     let mut world = World::new(1, LinkConfig::default(), patient(), &failing(), 1 << 17);
     let (from, device) = (world.remote_host[1].at(0), world.device[0]);
     world.post_on(0, 0, 1, SendOp::Read(from), &[sge(device, 0, 100)], SendFlags::default());
@@ -175,7 +175,7 @@ fn a_read_that_fails_is_told_though_it_is_not_signaled() {
 
 /// A flag in host memory, set by a WRITE, and by every other operation that changes a word.
 #[test]
-fn a_flag_of_the_host_is_set_behind_the_bytes_of_the_device() {
+fn a_flag_in_host_memory_is_set_after_device_memory() {
     for flag in 0..4 {
         let setup = Setup { timeout: 16, ..Setup::default() };
         let mut world = World::new(3, LinkConfig::default(), setup, &late(), 1 << 17);
@@ -202,7 +202,7 @@ fn a_flag_of_the_host_is_set_behind_the_bytes_of_the_device() {
 }
 
 #[test]
-fn the_event_of_the_last_receive_comes_behind_its_completion() {
+fn the_event_of_the_last_receive_follows_its_completion() {
     let setup = Setup { srq: true, timeout: 16, ..Setup::default() };
     let mut world = World::new(3, LinkConfig::default(), setup, &late(), 1 << 17);
     let (device, host) = (world.device[1], world.host[0]);
@@ -229,7 +229,7 @@ fn the_event_of_the_last_receive_comes_behind_its_completion() {
 
 /// Landed data is acknowledged while other bytes are still in flight; otherwise a sender would wait for a whole window.
 #[test]
-fn what_is_there_is_acknowledged_while_more_lands() {
+fn landed_data_is_acknowledged_while_more_arrives() {
     for selective_repeat in [false, true] {
         let setup = Setup { timeout: 14, selective_repeat, ..Setup::default() };
         let link = LinkConfig::default().rate(10_000_000_000).delay(Duration::from_micros(2));

@@ -37,7 +37,7 @@ fn a_queue_pair_that_has_failed_keeps_no_chunks() {
 /// Gathered data is dropped for another queue pair, and then more is acknowledged than was gathered again, which ends
 /// within a packet: pieces end anywhere.
 #[test]
-fn bytes_that_are_gathered_anew_begin_with_a_packet() {
+fn bytes_gathered_again_start_with_a_packet() {
     for seed in 0..400 {
         let mut random = Random::new(seed);
         let setup = Setup { qps: 2, timeout: 14, config: four_chunks, ..Setup::default() };
@@ -69,7 +69,7 @@ fn bytes_that_are_gathered_anew_begin_with_a_packet() {
 /// Each queue pair WRITEs from its device and READs to it after that, and everything is lost for a while: gathered data,
 /// and chunks reserved for READs, must not wait for each other.
 #[test]
-fn an_outage_ends_nothing_for_want_of_chunks() {
+fn an_outage_with_few_chunks_ends_nothing() {
     let as_usual: Configure = |config| config;
     let cases = [(four_chunks as Configure, 2, 1 << 10), (four_chunks, 8, 1 << 10), (as_usual, 100, 1 << 16)];
     for selective_repeat in [false, true] {
@@ -160,7 +160,7 @@ fn datagrams_that_find_no_chunk_are_counted() {
 /// Receives and READs with pieces of two devices and of the host, of more queue pairs than there are chunks for: a packet
 /// takes all of its chunks or none.
 #[test]
-fn lists_of_many_queue_pairs_get_their_chunks_in_turn() {
+fn lists_of_many_queue_pairs_get_chunks_in_turn() {
     for (qps, len, loss, selective_repeat) in
         [(5, 900, 0.0, false), (12, 900, 0.0, false), (16, 2000, 0.02, false), (12, 2000, 0.02, true)]
     {
@@ -234,7 +234,7 @@ fn a_request_that_finds_no_chunk_costs_no_rnr_retry() {
 /// Peers that never answer READs, of queue pairs without an ACK timeout, keep the chunks reserved for the responses; others
 /// send and READ nevertheless.
 #[test]
-fn peers_that_answer_no_read_starve_nobody() {
+fn peers_that_never_answer_reads_do_not_starve_others() {
     for (config, silent) in [(four_chunks as Configure, 3), (|config| config, 40)] {
         let setup = Setup { qps: silent + 2, timeout: 0, config, ..Setup::default() };
         let late = Strict::default().latest(Duration::from_micros(100));
@@ -261,7 +261,7 @@ fn peers_that_answer_no_read_starve_nobody() {
 
 /// A device whose memory was deregistered makes room for another.
 #[test]
-fn as_many_devices_come_and_go_as_like() {
+fn any_number_of_devices_in_sequence() {
     let setup = Setup { config: |config| config.staging_chunks(256), ..Setup::default() };
     let mut world = World::new(1, LinkConfig::default(), setup, &Strict::default(), 1 << 12);
     for n in 0..200 {
@@ -287,7 +287,7 @@ fn as_many_devices_come_and_go_as_like() {
 
 /// One packet may bring bytes for each device and for the host.
 #[test]
-fn devices_need_chunks() {
+fn each_device_needs_chunks() {
     let mut world = World::new(
         1,
         LinkConfig::default(),
@@ -338,7 +338,7 @@ fn end_within(world: &mut World, end: usize, count: usize, most: Duration) {
 /// Responses to READs that end anywhere in a chunk: it is released when they are sent, whether there is another or not.
 /// Without an ACK timeout no request is repeated.
 #[test]
-fn answers_wait_for_no_chunk_with_one_that_is_used_up() {
+fn responses_release_used_chunks_before_waiting() {
     let mut world = crowd(5, Setup { timeout: 0, ..Setup::default() }, 1, 100);
     let (from, to) = (world.remote_device[1].at(0), world.host[0]);
     for n in 0..1000 {
@@ -368,7 +368,7 @@ fn both_ends_send_between_few_chunks() {
 
 /// With selective repeat too, a response that finds no chunk is requested again when there is one.
 #[test]
-fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
+fn a_response_without_a_chunk_is_requested_again_without_a_timer() {
     for selective_repeat in [false, true] {
         let mut world = crowd(6, Setup { timeout: 0, selective_repeat, ..Setup::default() }, 1, 100);
         let (from, to) = (world.remote_host[1].at(0), world.device[0]);
@@ -382,7 +382,7 @@ fn a_response_that_finds_no_chunk_is_asked_for_without_a_timer() {
 /// Both ends WRITE, SEND and READ lists over two devices, all at once: chunks that one reserves for future data must not be
 /// those that the other needs to send it. Without an ACK timeout no request is repeated.
 #[test]
-fn everything_at_once_both_ways_comes_to_an_end() {
+fn everything_at_once_in_both_directions_completes() {
     for seed in 0..12 {
         let selective_repeat = seed % 2 == 1;
         let qps = [6, 20, 40][seed as usize % 3];
@@ -434,7 +434,7 @@ fn everything_at_once_both_ways_comes_to_an_end() {
 
 /// The queue of a device is full most of the time: no queue pair keeps a place for a chunk that it has.
 #[test]
-fn a_full_queue_of_a_device_stalls_nobody() {
+fn a_full_device_queue_stalls_no_queue_pair() {
     for (qps, depth) in [(6, 1), (40, 8), (40, 64)] {
         let setup = Setup { qps, timeout: 16, ..Setup::default() };
         let late = Strict::default().depth(depth).latest(Duration::from_micros(200));
@@ -451,7 +451,7 @@ fn a_full_queue_of_a_device_stalls_nobody() {
 
 /// Peers write without end: one WRITE and one READ of this end complete nevertheless.
 #[test]
-fn requests_leave_room_for_own_ones() {
+fn requests_of_peers_leave_room_for_local_ones() {
     let mut world = crowd(10, Setup { timeout: 16, ..Setup::default() }, 1, 100);
     let (here, there) = (world.remote_device[0].at(0), world.remote_host[1].at(0));
     let (device, host) = (world.device[0], world.host[1]);
@@ -476,7 +476,7 @@ fn requests_leave_room_for_own_ones() {
 
 /// A chunk is released when its contents are acknowledged, not when another queue pair needs one.
 #[test]
-fn queue_pairs_at_rest_keep_no_chunks() {
+fn idle_queue_pairs_keep_no_chunks() {
     let mut world = crowd(6, Setup { timeout: 16, ..Setup::default() }, 1, 100);
     let (to, from) = (world.remote_host[1].at(0), world.device[0]);
     for n in 0..24 {
@@ -487,7 +487,7 @@ fn queue_pairs_at_rest_keep_no_chunks() {
 
 /// A loop that waits for a copy is woken when it ends.
 #[test]
-fn nobody_is_asked_all_the_time_whether_a_copy_has_ended() {
+fn a_waiting_loop_does_not_poll_for_copies() {
     let setup = Setup { timeout: 16, ..Setup::default() };
     let late = Strict::default().depth(1).latest(Duration::from_millis(10));
     let mut world = World::new(1, LinkConfig::default(), setup, &late, 1 << 17);

@@ -97,7 +97,7 @@ fn run(cases: &[Case]) -> Vec<Vec<Figures>> {
 }
 
 #[test]
-fn the_figures_of_published_simulators_are_reached() {
+fn the_results_of_published_simulators_are_reproduced() {
     let published = Published::read();
     let only = std::env::var("FERROCE_FABRIC_ONLY").ok();
     let wanted = |case: &Case| {

@@ -288,7 +288,7 @@ fn churn(mut swarm: Swarm<'_>, time: Duration, mut random: Random) {
 /// A process is stopped while another one gets the slot of a killed one. It learns of it afterwards, and forwards to it the
 /// packets of QP1, which it receives; and when it ends itself, the next one does.
 #[test]
-fn a_process_that_was_stopped_learns_who_has_come() {
+fn a_stopped_process_learns_of_new_ones() {
     let mut swarm = Swarm::new(["127.79.1.1", "127.79.1.2"], None, 3);
     for index in 0..3 {
         swarm.start_into(0, index, index);

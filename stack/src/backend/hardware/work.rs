@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_comes_back_as_it_was() {
+    fn a_number_converts_back() {
         for queue in [QueueKind::Send, QueueKind::Receive, QueueKind::Shared] {
             for (index, generation, position) in [(0, 0, 0), (1, 2, 3), (0xf_ffff, 0x3ff, u32::MAX)] {
                 let handle = Handle { index, generation };
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_completes_ends_all_before_it() {
+    fn a_completion_ends_all_before_it() {
         let mut queue = WorkQueue::new(0, 4, 2);
         for round in 0..10u64 {
             for n in 0..4 {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn the_card_tells_of_one_send_in_so_many() {
+    fn the_card_reports_one_in_several_unsignaled_sends() {
         let mut queue = WorkQueue::new(7 << 32, 8, 1);
         let silent = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         let told: Vec<bool> = (0..8).map(|_| queue.push_send(silent).1).collect();
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_end_with_what_is_behind_them() {
+    fn windows_complete_with_later_work_requests() {
         let mut queue = WorkQueue::new(0, 8, 1);
         queue.head = u32::MAX - 1;
         queue.clear();

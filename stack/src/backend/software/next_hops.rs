@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_knows_each_place_once() {
+    fn a_search_has_each_place_once() {
         let (ticket, peer) = (Scheduler::new(1).ticket(), wanted(1));
         let mut next_hops = NextHops::new();
         next_hops.sought.insert(peer, Sought::new(ticket));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn each_waiter_has_its_own_time() {
+    fn each_waiter_has_its_own_deadline() {
         let mut sought = Sought::new(Scheduler::new(1).ticket());
         let [first, second] = [0, 1].map(|index| Seeker::Qp(Qp(Handle { index, generation: 0 })));
         let start = Nanos(1_000_000_000);

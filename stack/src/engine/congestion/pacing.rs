@@ -148,7 +148,7 @@ mod tests {
 
     /// Over the longer of 1 ms and 200 packets at most 2 % deviation; never more than one frame and the burst ahead.
     #[test]
-    fn a_rate_is_kept_from_a_tenth_to_four_hundred_gigabits() {
+    fn rates_from_100_mbit_to_400_gbit_are_accurate() {
         for rate in [GIGABIT / 10, GIGABIT, 10 * GIGABIT, 25 * GIGABIT, 100 * GIGABIT, 400 * GIGABIT] {
             for frame in [320, 1100, 4170] {
                 let bits = 8 * u64::from(frame);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_saves_a_burst_and_a_late_poll_what_was_missed_in_a_millisecond() {
+    fn a_pause_gains_a_burst_and_a_late_poll_one_millisecond() {
         let mut pacer = Pacer::new(1000);
         assert_eq!(burst(&mut pacer, 1000, GIGABIT), 3);
         assert_eq!(pacer.ready(), Nanos(1001));
@@ -199,7 +199,7 @@ mod tests {
 
     /// Credit gained at a high rate, or by being late, is not used at a low rate, nor after a pause.
     #[test]
-    fn a_credit_is_for_its_time() {
+    fn credit_is_clamped_at_a_lower_rate_and_after_a_pause() {
         let mut pacer = Pacer::new(1000);
         pacer.gain(Nanos(1_000_000), 400 * GIGABIT);
         assert_eq!(burst(&mut pacer, 1_000_000, GIGABIT), 3);

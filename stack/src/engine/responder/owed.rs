@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_a_poll_and_for_requests_but_not_for_ever() {
+    fn an_ack_waits_a_poll_and_for_requests_but_not_forever() {
         let mut ack = OwedAck::default();
         let expected = Psn::new(100);
         ack.owe(Nanos(0), 5);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn stays_behind_answers_for_a_while() {
+    fn an_ack_is_delayed_after_responses_for_a_while() {
         let mut ack = OwedAck { acknowledged: Psn::new(99), ..OwedAck::default() };
         let expected = Psn::new(100);
         answered(&mut ack, 0, 5);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_waits_for_its_acks_gets_them_at_once() {
+    fn a_peer_that_waits_for_acks_gets_them_without_delay() {
         let mut ack = OwedAck { acknowledged: Psn::new(99), ..OwedAck::default() };
         let expected = Psn::new(100);
         for penalty in [16, 32, 64, 128, 256, 512, 1024, 1024] {
@@ -200,7 +200,7 @@ mod tests {
 
     /// A request that requested no ACK is retransmitted to request one: no ACK was delayed.
     #[test]
-    fn who_asks_late_has_not_waited() {
+    fn a_late_request_for_an_ack_does_not_count_as_waiting() {
         for (psn, is_prompt) in [(102, false), (99, true)] {
             let mut ack = OwedAck::default();
             answered(&mut ack, 0, 5);

@@ -46,7 +46,7 @@ fn deliver_to(turns: &mut Turns, cq: Cq) -> RunnerHandle {
 }
 
 #[test]
-fn neither_side_allocates_for_what_goes_through_the_rings() {
+fn commands_and_deliveries_allocate_nothing() {
     let (context, cq, qp, sge) = looped();
     let remote = context.remote(sge.mr).unwrap();
     let mut turns = turns(context, Idle::default());
@@ -95,7 +95,7 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
 }
 
 #[test]
-fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
+fn a_runner_sleeps_only_if_it_has_no_work() {
     let (context, cq, qp, _) = looped();
     let mut turns = turns(context, Idle::Block);
     let mut handle = deliver_to(&mut turns, cq);
@@ -164,7 +164,7 @@ fn the_queues_of_a_handle_take_turns_when_room_is_scarce() {
 
 /// A program that creates and destroys queues all the time must not make the runner's lists grow.
 #[test]
-fn a_queue_that_was_destroyed_is_forgotten() {
+fn a_destroyed_queue_is_removed() {
     let (context, cq, ..) = looped();
     let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
     let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
@@ -183,7 +183,7 @@ fn a_queue_that_was_destroyed_is_forgotten() {
 
 /// The runner may process a request of the next handle before it notices that the previous one was dropped.
 #[test]
-fn a_handle_that_is_gone_takes_nothing_from_the_next() {
+fn a_dropped_handle_takes_nothing_from_the_next() {
     let (mut context, cq, qp, sge) = looped();
     context.post_recv(qp, &crate::ReceiveWorkRequest { wr_id: 7, sges: &[sge] }).unwrap();
     context.modify_qp(qp, Transition::Error).unwrap();
