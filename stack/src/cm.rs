@@ -78,15 +78,15 @@ pub(crate) use gsi::Gsi;
 pub(crate) use parameters::check_private_data;
 pub use parameters::{ConnectionParameters, ListenConfig};
 
-/// A connection that is being set up, lives or ends, or the search for a datagram service.
+/// A connection, from its setup to its end, or the search for a datagram service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmId(pub(crate) Handle);
 
-/// A port that requests may come to.
+/// A port on which requests are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Listener(pub(crate) Handle);
 
-/// Which ports: those of connections, or those of datagram services.
+/// The kind of ports: of connections, or of datagram services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PortSpace {

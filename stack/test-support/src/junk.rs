@@ -8,7 +8,7 @@ use ferroce_driver_test_support::random::Random;
 
 use crate::packet::{BTH, IP, UDP, reseal};
 
-/// What is wrong with a frame.
+/// The error of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Junk {
     /// Noise after an Ethernet header, or UDP to another port.
@@ -37,10 +37,10 @@ pub enum Junk {
     Cnp,
 }
 
-/// Who is to be flooded, by somebody who knows all that the peer knows.
+/// The target of a flood, by a sender with all the knowledge of the peer.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// The way from the peer to it.
+    /// The path from the peer to it.
     pub path: PathAddress,
     /// Its queue pair.
     pub qpn: Qpn,
@@ -65,7 +65,7 @@ impl Junk {
         Junk::Cnp,
     ];
 
-    /// Where it is counted.
+    /// The counter for it.
     pub fn counter(self) -> Counter {
         match self {
             Junk::NotRoce => Counter::RxNotRoce,
@@ -83,7 +83,7 @@ impl Junk {
         }
     }
 
-    /// Frames of this kind, of all opcodes that it goes with.
+    /// Frames of this kind, with all opcodes to which it applies.
     pub fn frames(self, target: &Target, random: &mut Random) -> Vec<Vec<u8>> {
         // Neither belongs to a service.
         let others = [Opcode::CNP, Opcode::SELECTIVE_ACKNOWLEDGE];

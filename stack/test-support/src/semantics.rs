@@ -21,12 +21,12 @@ use std::time::Duration;
 
 pub use pair::{End, Pair, VLAN};
 
-/// How a case ends: well, or with what was otherwise than it should be.
+/// The result of a case: success, or the deviation.
 pub type Outcome = Result<(), Box<dyn Error>>;
 
-/// A case: the verb and what is tried, and how.
+/// A case: the verb and what is tested, and the code.
 pub struct Case {
-    /// As in a table.
+    /// Its name in the table.
     pub name: &'static str,
     /// The requester is the first end.
     pub run: fn(&mut Pair) -> Outcome,
@@ -35,7 +35,7 @@ pub struct Case {
 /// A name and the function to run.
 type Entry = (&'static str, fn(&mut Pair) -> Outcome);
 
-/// What carries out the verbs of an end.
+/// The implementation of the verbs at an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The engine over a packet driver.
@@ -183,7 +183,7 @@ const DIFFERENCES: &[Difference] = &[
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_secs(2);
 
-/// Every case there is.
+/// All cases.
 pub fn cases() -> Vec<Case> {
     let rooms = [
         operations::CASES,
@@ -199,7 +199,7 @@ pub fn cases() -> Vec<Case> {
     rooms.into_iter().flatten().map(|(name, run)| Case { name, run: *run }).collect()
 }
 
-/// Runs all cases, those whose name contains `only`, over contexts of these kinds. Returns a table, and how many were wrong.
+/// Runs all cases whose name contains `only`, over contexts of these kinds. Returns a table, and the number of failures.
 pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, usize) {
     let (mut table, mut wrong) = (String::new(), 0);
     for case in cases().iter().filter(|case| only.is_none_or(|only| case.name.contains(only))) {

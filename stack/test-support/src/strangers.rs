@@ -13,51 +13,51 @@ use ferroce::wire::cm::{CmBody, CmMessage, IpCm, PathRecord, Req, SERVICE_ID_TCP
 use ferroce::wire::{Bth, Deth, Encapsulation, FrameBuilder, MAD_LEN, Opcode, PathAddress, PathHeader};
 use ferroce::*;
 
-/// How much of everything.
+/// The parameters of a run.
 pub struct Plan {
-    /// Connections that work.
+    /// The number of working connections.
     pub connections: u32,
-    /// REQs of strangers in a second, if the server polls often enough to hear them (see `PER_POLL`).
+    /// REQs of strangers per second, if the server polls often enough to receive them (see `PER_POLL`).
     pub rate: u64,
-    /// How long the connections work: once alone, and once beside the strangers. That is longer, to ten times
-    /// as long, on a machine that is too busy for half of the strangers.
+    /// How long the connections work: once without, and once with the strangers. On a machine that is too busy for half of
+    /// the strangers it is longer, up to ten times.
     pub time: Duration,
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Round trips without the strangers.
     pub alone: Latencies,
-    /// Round trips while they ask.
+    /// Round trips during the flood.
     pub beside: Latencies,
-    /// REQs that were sent.
+    /// REQs sent.
     pub asked: u64,
     /// Those that the application accepted.
     pub accepted: u64,
-    /// Those that were refused, for too many waited.
+    /// Those that were refused, because too many were pending.
     pub refused: u64,
-    /// Packets that the connections sent again.
+    /// Packets that the connections retransmitted.
     pub retransmitted: u64,
 }
 
 /// Round trips of 8-byte WRITEs, in microseconds.
 #[derive(Debug)]
 pub struct Latencies {
-    /// How many.
+    /// The number of round trips.
     pub count: usize,
-    /// Half of them took so long or less.
+    /// The median.
     pub median: f64,
-    /// 99 of 100 did.
+    /// The 99th percentile.
     pub p99: f64,
     /// The longest.
     pub max: f64,
 }
 
-/// Connects `ports`, the client's and the server's, and works.
+/// Connects `ports`, the client's and the server's, and runs the plan.
 ///
 /// # Panics
-/// When a connection ends or the strangers are not heard.
+/// When a connection ends or the strangers' requests are not received.
 pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<Outcome, Error> {
     let (near, far) = (ipv4(&*client), ipv4(&*server));
     let count = plan.rate * plan.time.as_secs().max(1);

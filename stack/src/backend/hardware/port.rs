@@ -14,7 +14,7 @@ use crate::verbs::{
     Config, DeviceAttributes, Error, Feature, GidEntry, MAX_MESSAGE, MAX_RD_ATOMIC, PkeyTable, Port,
 };
 
-/// A port of an RNIC that is open.
+/// An open port of an RNIC.
 #[derive(Debug)]
 pub struct RnicPort {
     pub(super) device: Device,
@@ -51,17 +51,17 @@ pub(super) struct GidRow {
 }
 
 impl RnicPort {
-    /// Opens a port of the device `name` by libibverbs: `number`, or its first one that speaks RoCE. `gid` is the only row
-    /// of the GID table that is used, if it is given.
+    /// Opens a port of the device `name` with libibverbs: port `number`, or its first RoCE port. `gid`, if given, is the
+    /// only GID table entry in use.
     ///
     /// # Errors
     /// [`Error::Driver`] with [`NoVerbs`](ferroce_driver::Error::NoVerbs), [`NoRnic`](ferroce_driver::Error::NoRnic) or
-    /// [`Verbs`](ferroce_driver::Error::Verbs); [`Error::Invalid`] for a port or a row that there is not.
+    /// [`Verbs`](ferroce_driver::Error::Verbs); [`Error::Invalid`] for a port or an entry that does not exist.
     pub fn open(name: &str, number: Option<u8>, gid: Option<u8>) -> Result<RnicPort, Error> {
         RnicPort::open_by(&Verbs::load()?, name, number, gid)
     }
 
-    /// The same by a libibverbs that is loaded already.
+    /// The same with a libibverbs that is already loaded.
     ///
     /// # Errors
     /// As [`open`](RnicPort::open).
@@ -119,14 +119,14 @@ impl RnicPort {
         })
     }
 
-    /// Connects by a librdmacm that is loaded already, in place of the system's.
+    /// Uses a librdmacm that is already loaded, instead of the system's, for connections.
     #[must_use]
     pub fn connections_by(mut self, functions: &CmFunctions) -> RnicPort {
         self.cm_functions = Some(functions.clone());
         self
     }
 
-    /// What the card says of itself.
+    /// The properties that the card reports.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }

@@ -6,12 +6,12 @@ use ferroce_driver::Nanos;
 
 use crate::verbs::{Dcqcn, DcqcnRules, Error};
 
-/// The reaction point of DCQCN: a state machine that is told of congestion notification packets (CNPs) and of the bytes
-/// that were sent, and says how fast to send.
+/// The reaction point of DCQCN: a state machine whose inputs are congestion notification packets (CNPs) and the number of
+/// bytes sent, and whose output is the rate to send at.
 ///
-/// It has no clock and no timer. Each call says what time it is and carries out what has come due before; a time that is
-/// earlier than that of another call counts as that one. How often it is called changes nothing in what it says, but for
-/// one thing: what is due at the very time of a CNP comes after it, unless another call has carried it out.
+/// It has no clock and no timer. Each call passes the time and executes all events due before it; a time earlier than that
+/// of a previous call counts as that one. The number of calls does not affect the results, with one exception: an event due
+/// exactly at the time of a CNP is executed after it, unless another call has executed it before.
 ///
 /// ```
 /// use ferroce::{Dcqcn, Nanos, ReactionPoint};
@@ -82,7 +82,7 @@ enum Increase {
 }
 
 impl ReactionPoint {
-    /// Sends at the highest rate: `line_rate` bit/s, or less if the parameters say so.
+    /// Starts at the highest rate: `line_rate` bit/s, or the maximum of the parameters if that is lower.
     ///
     /// # Errors
     /// If a parameter is out of its range.
@@ -128,7 +128,7 @@ impl ReactionPoint {
         self.rate
     }
 
-    /// The rate that the current one recovers to, in bit/s. [`DcqcnRules::Zhu`] does not bound it by the line rate.
+    /// The target rate of the recovery, in bit/s. [`DcqcnRules::Zhu`] does not limit it to the line rate.
     pub fn target(&self) -> u64 {
         self.target
     }
@@ -148,7 +148,7 @@ impl ReactionPoint {
         self.byte_stage
     }
 
-    /// When something in it changes next without a call: alpha, or a rate.
+    /// When alpha or a rate changes next without a call.
     pub fn next_change(&self, now: Nanos) -> Nanos {
         self.timer.min(self.cut).min(self.alpha.next_change(now))
     }
@@ -159,7 +159,7 @@ impl ReactionPoint {
         if self.is_recovered() { self.cut } else { self.timer.min(self.cut) }
     }
 
-    /// Carries out what was due at `now` or before.
+    /// Executes all events due at `now` or before.
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
         self.now = self.now.max(now);
@@ -168,7 +168,7 @@ impl ReactionPoint {
         }
     }
 
-    /// A CNP has come.
+    /// A CNP was received.
     pub fn on_cnp(&mut self, now: Nanos) {
         self.advance(Nanos(now.0.saturating_sub(1)));
         let now = now.max(self.now);
@@ -198,7 +198,7 @@ impl ReactionPoint {
         }
     }
 
-    /// So many bytes were sent, as they are on the wire. Events of the byte counter are one in a call at most.
+    /// Bytes were sent, counted as on the wire. One call causes at most one event of the byte counter.
     #[inline]
     pub fn on_sent(&mut self, bytes: u32, now: Nanos) {
         self.advance(now);

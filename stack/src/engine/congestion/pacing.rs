@@ -17,9 +17,9 @@ const MISSED_FRAMES: u64 = 16;
 /// Bits times nanoseconds per second: the credit of 1 bit/s in 1 ns.
 const PER_BYTE: u64 = 8 * 1_000_000_000;
 
-/// A token bucket. Frames leave while it is not overdrawn, so that at most one frame and the burst are ahead of the rate.
+/// A token bucket. Frames may leave while it is not overdrawn, so at most one frame and the burst are ahead of the rate.
 ///
-/// It has no clock and no timer, and knows no rate: each is told, the rate for the time that has gone by. Rates are in bit/s.
+/// It has no clock, no timer and no rate: the caller passes the time, and the rate of the elapsed time. Rates are in bit/s.
 ///
 /// ```
 /// use ferroce::{Nanos, Pacer};
@@ -54,14 +54,14 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// For frames of at most so many bytes.
+    /// For frames of at most `frame` bytes.
     pub fn new(frame: u32) -> Pacer {
         let frame = u64::from(frame) * PER_BYTE;
         let credit = (BURST_FRAMES * frame) as i64;
         Pacer { credit, since: Nanos::ZERO, ready: Nanos::NEVER, busy: false, frame }
     }
 
-    /// Until `now` the rate has been this one.
+    /// Adds the credit of this rate since the last call, until `now`.
     #[inline]
     pub fn gain(&mut self, now: Nanos, rate: u64) {
         let gone = now.0.saturating_sub(self.since.0);
@@ -80,31 +80,31 @@ impl Pacer {
         self.credit > 0
     }
 
-    /// What is lacking until the next frame may leave: it may after as many ns at a rate of 1 bit/s.
+    /// The missing credit until the next frame may leave, as ns at a rate of 1 bit/s.
     pub fn lacking(&self) -> u64 {
         self.credit.min(0).unsigned_abs() + 1
     }
 
-    /// The frame that was not admitted may leave then.
+    /// Sets the time at which the waiting frame may leave.
     #[inline]
     pub fn wait_until(&mut self, ready: Nanos) {
         (self.ready, self.busy) = (ready, true);
     }
 
-    /// When the frame may leave that was not admitted.
+    /// When the waiting frame may leave.
     #[inline]
     pub fn ready(&self) -> Nanos {
         self.ready
     }
 
-    /// A frame of so many bytes leaves.
+    /// A frame of `bytes` bytes leaves.
     #[inline]
     pub fn charge(&mut self, bytes: u32) {
         self.credit -= (u64::from(bytes) * PER_BYTE) as i64;
         self.busy = true;
     }
 
-    /// There is nothing to send.
+    /// There are no frames to send.
     #[inline]
     pub fn rest(&mut self) {
         self.busy = false;
