@@ -10,9 +10,10 @@ use crate::verbs::number::decimal;
 
 /// A port of DPDK, as in `--device` after `dpdk:`.
 ///
-/// `PORT[@ADDRESS[/PREFIX][,...][,mtu=MTU]] [EAL ARGUMENT...]`, as in `net_memif0@10.0.0.1/24 --no-huge -m 512
-/// --vdev=net_memif0,role=server,bsize=8192`. The default prefix length of the link is 24 (IPv4) or 64 (IPv6). A port on an
-/// interface of the kernel (net_af_packet, net_af_xdp) needs no address. EAL starts once per process.
+/// `PORT[@ADDRESS[/PREFIX][,...][,mtu=MTU]] [EAL ARGUMENT...]`, as in
+/// `net_memif0@10.0.0.1/24 --no-huge -m 512 --vdev=net_memif0,role=server,bsize=8192`. The default prefix length of the link is
+/// 24 (IPv4) or 64 (IPv6). A port on an interface of the kernel (net_af_packet, net_af_xdp) needs no address. EAL starts once
+/// per process.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DpdkSpec {
