@@ -223,7 +223,7 @@ mod tests {
 
     /// The error names the value and the valid ones.
     #[test]
-    fn each_setter_sets_its_field_and_bad_values_are_refused() {
+    fn setters_set_their_fields_and_invalid_values_are_refused() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
         let default = Options::default();
         assert_eq!(default.retry_budget().as_millis(), 8 * 536 + 6);
