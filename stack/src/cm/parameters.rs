@@ -88,8 +88,8 @@ pub struct ConnectionParameters<'a> {
     pub retry_count: u8,
     /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means without end.
     pub rnr_retry: u8,
-    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken. The accepting end uses 21
-    /// (8.6 s) if the requester asks for 0 or for more than 21.
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. Both use that of the connecting end, but the accepting end uses
+    /// 21 (8.6 s) if the request has 0 or more than 21.
     /// [`timeout_at_least`](ConnectionParameters::timeout_at_least) takes a `Duration`.
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
@@ -103,7 +103,7 @@ pub struct ConnectionParameters<'a> {
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
     /// [`cm_timeout_at_least`](ConnectionParameters::cm_timeout_at_least) takes a `Duration`.
     pub cm_timeout: u8,
-    /// How often such a message is sent again, 0 to 15.
+    /// How often such a message is retransmitted, 0 to 15.
     pub cm_retries: u8,
     /// Where the events of this connection or search are told. `None` for
     /// [`next_cm_event`](crate::Context::next_cm_event); with `accept` for where they were told so far.
@@ -111,9 +111,9 @@ pub struct ConnectionParameters<'a> {
 }
 
 impl Default for ConnectionParameters<'_> {
-    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 resends 4.3 s apart. So a
-    /// `connect` to who neither answers nor is refused by the network ends after 69 s, [`CmEvent::Unreachable`],
-    /// and 3 resends would end it after 17 s ([`patience`](ConnectionParameters::patience)).
+    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.54 s, 15 retransmissions 4.3 s apart. So a
+    /// `connect` to a host that does not answer, and that the network does not report as unreachable, ends after 69 s with
+    /// [`CmEvent::Unreachable`]; with 3 retransmissions it ends after 17 s ([`patience`](ConnectionParameters::patience)).
     fn default() -> Self {
         ConnectionParameters {
             private_data: &[],
@@ -163,8 +163,9 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero means
-    /// 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero turns it off.)
+    /// `time` rounded up to the next ACK timeout that can be encoded ([how](crate::manual::connecting#timeouts-and-retries)).
+    /// Zero means the shortest, 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero
+    /// turns it off.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }
