@@ -24,7 +24,7 @@
 //!   and its reason are logged.
 //! - **One host.** Processes of one user on `udp:` addresses use shared memory automatically (counted as `tx_by_memory` in
 //!   [`driver_stats`](crate::Context::driver_stats)). It is faster than the kernel's UDP: WRITEs of 64 KiB and 1 MiB between two
-//!   processes moved 63 and 61 Gb/s instead of 30 and 39 (docs/measurements.md, host memory). To compare:
+//!   processes moved 63 and 61 Gb/s instead of 30 and 39 on one Xeon host (docs/measurements.md, host memory). To compare:
 //!   `ferroce perf write bw -d udp:127.0.0.1` in one terminal, the same with `127.0.0.1` at the end in another; then both with
 //!   `-d udp:127.0.0.1,shm=off`. `shm:NAME` needs no address.
 //! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`); with an MTU
