@@ -148,7 +148,7 @@
 //!
 //! If a queue pair fails, its connection (the [`CmId`]) exists until you call [`destroy_qp`](Context::destroy_qp) or
 //! [`disconnect`](Context::disconnect). If the peer then does not answer the disconnect request (DREQ), [`CmEvent::Disconnected`]
-//! follows after 21 s: five DREQs, 4.3 s each. A server that calls neither reaches
+//! follows after 21 s: by default five DREQs, 4.3 s each. A server that calls neither reaches
 //! [`max_connections`](Config::max_connections) by dead peers, and does not answer requests any more
 //! ([`CmRxNoRoom`](Counter::CmRxNoRoom) counts them).
 //!

@@ -46,7 +46,7 @@
 //!             println!("{error}");
 //!         }
 //!     }
-//!     // Completions of one queue are in order; between queues no order is defined, so sort.
+//!     // Completions of one send or receive queue are in order; between these queues no order is defined, so sort.
 //!     failed.sort_by_key(|(wr_id, _)| *wr_id);
 //!     assert_eq!(failed, [(1, WcStatus::WrFlushErr), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)]);
 //!     // The target gets an event: a WRITE uses no receive whose completion could report the refusal.

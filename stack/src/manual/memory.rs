@@ -94,7 +94,8 @@
 //!
 //! - Packets of a queue pair are executed in the order of their PSNs, also with selective repeat.
 //! - The last 8 bytes of a packet are stored after its other bytes, with release ordering: as one word if their address in memory
-//!   is a multiple of 8, otherwise byte by byte, the last byte last (`copy_in` in `driver/src/memory/span.rs`).
+//!   is a multiple of 8 (not always, while earlier data of the queue pair is copied to a GPU), otherwise byte by byte, the last
+//!   byte last (`copy_in` in `driver/src/memory/span.rs`).
 //!
 //! So a program that sees the last byte of a WRITE by an acquire load ([`load_u64`](Context::load_u64),
 //! [`atomics`](Context::atomics)) sees the whole WRITE, and all earlier WRITEs of that queue pair. Do not rely on this with
