@@ -32,7 +32,9 @@
 //! | [`RxStagingFull`](Counter::RxStagingFull) | no [staging](super::device_memory#what-it-costs) chunk was free for packets to GPU memory; those of UC and UD are lost, the others are retransmitted |
 //! | [`DeviceErrors`](Counter::DeviceErrors) | copies by a GPU failed: the log names the queue pair and the reason |
 //! | [`RxIcrcEncapsulated`](Counter::RxIcrcEncapsulated) | packets are modified on the path: NAT, a middlebox, a faulty link |
-//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch), [`RxWrongService`](Counter::RxWrongService), [`RxWrongAddress`](Counter::RxWrongAddress) | the ends are configured differently, or packets of an earlier connection arrive (harmless if they stop): [`Context::mismatches`] returns the values of the first such packet, and those of this end |
+//! | [`RxWrongService`](Counter::RxWrongService) | the two queue pairs are of different services (RC, UC, UD): [`Context::mismatches`] has the first such packet, and also shows a different path MTU or a right that a queue pair does not give |
+//! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch) | the ends use different P_Keys |
+//! | [`RxWrongAddress`](Counter::RxWrongAddress) | packets that are not from the peer's GID or not to this end's: the ends are connected with other GIDs, or packets of an earlier connection arrive (harmless if they stop) |
 //! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets; senders reduce their rate |
 //!
 //! ```
