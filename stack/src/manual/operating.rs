@@ -6,7 +6,7 @@
 //! |---|---|
 //! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
 //! | privileges | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
-//! | MTU | path MTU plus 64 (IPv4) or 84 (IPv6): 1088 or 1108 for the path MTU 1024, 4160 or 4180 for 4096, for which 4200 is a round number; INTEROP.md, "MTU" |
+//! | MTU | 1088 (IPv4) or 1280 (IPv6) for the path MTU 1024, 4160 or 4180 for 4096; 4200 is enough for all peers (INTEROP.md, "MTU") |
 //! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |
 //! | trust | RDMA has neither encryption nor authentication: an attacker that can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Use it only on a network of trusted hosts. With [`Config::drop_access_errors`] a wrong key does not end a connection |
 //!

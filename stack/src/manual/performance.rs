@@ -27,8 +27,9 @@
 //!   processes moved 63 and 61 Gb/s instead of 30 and 39 on one Xeon host (docs/measurements.md, host memory). To compare:
 //!   `ferroce perf write bw -d udp:127.0.0.1` in one terminal, the same with `127.0.0.1` at the end in another; then both with
 //!   `-d udp:127.0.0.1,shm=off`. `shm:NAME` needs no address.
-//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`); with an MTU
-//!   of 1500 it is 1024. A handshake and the connection manager use the largest that both ends support.
+//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`; for AF_XDP see
+//!   INTEROP.md, "MTU"); with an MTU of 1500 it is 1024. A handshake uses the largest that both ends support, the connection
+//!   manager the largest that the connecting end supports, which the other end rejects if it is too large there.
 //! - **Loss.** After a lost packet all later ones are retransmitted (go-back-N). Between two ferroce ends
 //!   [`selective_repeat`](ReadyToReceive::selective_repeat) retransmits only the lost ones. For congestion control see
 //!   [`Config::congestion`] and [`Config::notification`] (docs/congestion.md). For UDP sockets a small `net.core.rmem_max` limits
