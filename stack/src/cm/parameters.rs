@@ -88,9 +88,9 @@ pub struct ConnectionParameters<'a> {
     pub retry_count: u8,
     /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means unlimited.
     pub rnr_retry: u8,
-    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. Both ends use the requester's. The accepting end uses 21
-    /// (8.6 s) if the requester asks for 0 or for more than 21.
-    /// [`timeout_at_least`](ConnectionParameters::timeout_at_least) sets it from a `Duration`.
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. Both use that of the connecting end, but the accepting end uses
+    /// 21 (8.6 s) if the request has 0 or more than 21.
+    /// [`timeout_at_least`](ConnectionParameters::timeout_at_least) takes a `Duration`.
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,
@@ -111,9 +111,9 @@ pub struct ConnectionParameters<'a> {
 }
 
 impl Default for ConnectionParameters<'_> {
-    /// As rdma_cm: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 retransmissions at an interval of 4.3 s. So
-    /// a `connect` without an answer, and without an error of the network, ends after 69 s with [`CmEvent::Unreachable`]; 3
-    /// retransmissions would end it after 17 s ([`patience`](ConnectionParameters::patience)).
+    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.54 s, 15 retransmissions 4.3 s apart. So a
+    /// `connect` to a host that does not answer, and that the network does not report as unreachable, ends after 69 s with
+    /// [`CmEvent::Unreachable`]; with 3 retransmissions it ends after 17 s ([`patience`](ConnectionParameters::patience)).
     fn default() -> Self {
         ConnectionParameters {
             private_data: &[],
@@ -163,8 +163,9 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is at least `time`: 8.2 µs to 2.4 h, in powers of two. Zero means 8.2 µs: a connection
-    /// always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero turns it off.)
+    /// `time` rounded up to the next ACK timeout that can be encoded ([how](crate::manual::connecting#timeouts-and-retries)).
+    /// Zero means the shortest, 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero
+    /// turns it off.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }

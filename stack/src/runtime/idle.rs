@@ -9,7 +9,7 @@ use crate::verbs::Error;
 /// |---|---|---|
 /// | `Spin` | a whole core | one poll |
 /// | `Yield` | the part of a core that other threads leave | one poll, and the time slices of other threads |
-/// | `Adaptive` | nothing, after a while without work | first as `Spin`, then as `Block` |
+/// | `Adaptive` | that of `Spin`, `Yield` and `Block`, in turn | likewise |
 /// | `Block` | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -30,7 +30,7 @@ pub enum Idle {
 }
 
 impl Default for Idle {
-    /// Adaptive: 200 turns, which take about 10 µs, and 20 yields.
+    /// Adaptive: spins 200 times, which takes about 10 µs, yields 20 times, then blocks.
     fn default() -> Idle {
         Idle::Adaptive { spins: 200, yields: 20 }
     }
