@@ -7,37 +7,41 @@ usage() {
     cat <<'TEXT'
 usage: ./do JOB [ARGUMENT...]
 
-  demo [ARG...]      all-reduce ResNet-50's tensors over 4 ranks: namespaces and AF_XDP as root,
-                     UDP sockets otherwise (see ./do ferroce demo --help)
-  test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
-                     rdma_rxe in a virtual machine; arguments go to cargo test
+  demo [ARG...]      all-reduces the tensors of ResNet-50 over 4 ranks: in network namespaces over AF_XDP
+                     as root, over UDP sockets otherwise (see ./do ferroce demo --help)
+  test [ARG...]      the tests of all crates: unit, conformance, AF_XDP between namespaces, the kernel's
+                     rdma_rxe in a virtual machine; arguments are passed to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
-                     --bench wire [-- --driver af_xdp,memif,udp --only LINE,... --quick --rounds N
-                     --json FILE --svg FILE], the whole system beside its ceiling and its rivals;
+                     --bench wire [-- --driver af_xdp,memif,shm,udp --only LINE,... --quick --rounds N
+                     --json FILE --svg FILE], the whole system between two processes, compared with the bare
+                     driver, a ring in shared memory, the kernel's TCP and UDP, and UCX;
                      --bench collectives [-- --place host,udp,af_xdp --ranks 2,4 --quick --json FILE --svg FILE],
-                     all-reduce and all-gather beside Open MPI's, and gloo's where python3 has a torch;
-                     --bench instructions [-- --update], the guard of CI;
-                     --bench engine | loss | queue_pairs | flood | idle | pacing | rnic | device | reduction [-- --json FILE];
-                     icrc | frame
-  soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
-  model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
+                     all-reduce and all-gather, compared with Open MPI, and with gloo if python3 has torch;
+                     --bench instructions [-- --update], instructions per packet; CI fails above the budget;
+                     --bench device | engine | fabric | flood | frame | icrc | idle | loss | overlap | pacing |
+                     queue_pairs | rails | reduction | rnic | simulators: see benches/README.md
+  soak [BYTES]       sends BYTES (default 10^8) by SEND, WRITE and READ, and 10^5 atomics, over a simulated
+                     link with loss, duplication, reordering and corruption
+  model [BYTES]      random schedules against the reference model until BYTES (default 10^9) are transferred
   lint               rustfmt, clippy and rustdoc, warnings denied
-  package            the crates as crates.io would have them, built with default features; their sizes
+  package            builds each crate as it would be published, with default features, and prints the sizes
   asan               the tests under the address sanitizer
   loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
-                     breaks the engine in a copy, one rule at a time; each must change a replay's report
+                     breaks one rule of the engine at a time, in a copy of the sources; each such mutation must
+                     change a report of ferroce replay
   mutations cases [CASE or NAME...]
-                     the same with congestion control and memory of devices; each must fail its conformance case (case_101 to case_108, 137 to 139)
+                     the same for congestion control and GPU memory; each mutation must make its conformance case
+                     fail (case_101 to case_108, case_137 to case_139)
   fuzz [SECONDS] [TARGET...]
-                     each fuzz target, or those named, for SECONDS (300)
+                     runs each fuzz target, or those named, for SECONDS (default 300)
   fuzz-replay TARGET FILE...
-                     inputs of a target once more, such as a finding
+                     runs a fuzz target once on each FILE, for example on a finding
   fuzz-coverage [TARGET...]
-                     which lines of the sources the corpus reaches (after ./do fuzz)
-  ferroce ARG...     the command itself
-  man                the command's man pages into target/man, its shell completions into target/completions
-  dpdk [FOLDER]      libferroce_dpdk.so, which the device dpdk:PORT needs, beside the command (or into FOLDER)
+                     the lines of the sources that the corpus reaches (after ./do fuzz)
+  ferroce ARG...     builds the command and runs it
+  man                writes man pages into target/man and shell completions into target/completions
+  dpdk [FOLDER]      builds libferroce_dpdk.so, which the device dpdk:PORT needs, into target/release (or FOLDER)
 TEXT
 }
 
