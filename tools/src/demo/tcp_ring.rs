@@ -228,7 +228,7 @@ mod tests {
 
     /// Connections of other programs are closed.
     #[test]
-    fn strangers_are_left_out() {
+    fn other_connections_are_closed() {
         let stop = AtomicBool::new(false);
         let ranks = [(); 2].map(|()| Listening::at([127, 0, 0, 1].into()).unwrap());
         let addresses = ranks.each_ref().map(|rank| rank.address().unwrap());

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_not_told() {
+    fn missing_settings_are_not_shown() {
         let sys = Sys::new("none", &[]);
         for device in ["mlx5_0", "rxe0"] {
             let told = CardCongestion::read(&sys.0, device, Some("eth0"));

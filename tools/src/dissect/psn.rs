@@ -179,7 +179,7 @@ mod tests {
 
     /// In a capture that begins during a retransmission, some packets from before it arrive later.
     #[test]
-    fn what_is_from_before_the_first_is_no_duplicate() {
+    fn a_packet_from_before_the_first_is_no_duplicate() {
         let t = track(&[8, 9, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 0, 4, 2));
         assert_eq!((t.first_psn, t.last_psn), (Some(4), Some(10)));

@@ -369,7 +369,7 @@ pub(super) mod tests {
 
     /// A socket does not see the identification, so it computes which one was sent.
     #[test]
-    fn a_socket_sees_what_the_kernel_tells() {
+    fn a_socket_sees_the_headers_from_the_kernel() {
         let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[5] = 3)[..] else { panic!("one probe") };
         assert_eq!((sighting.headers.ipv4, &sighting.icrc), (None, &None));
         let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[15] = 9)[..] else { panic!("one probe") };

@@ -85,7 +85,7 @@ mod tests {
 
     /// Compares with a list.
     #[test]
-    fn hosts_come_when_their_time_has_come() {
+    fn hosts_are_polled_when_due() {
         let mut chance = Chance::new(1, 0, 0);
         for hosts in [1, 2, 3, 16, 17] {
             let mut wakes = Wakes::new(hosts, Duration::ZERO);

@@ -155,7 +155,7 @@ mod tests {
 
     /// Unsolicited messages of a broken peer must not use unbounded memory.
     #[test]
-    fn messages_that_nobody_takes_are_bounded() {
+    fn unprocessed_messages_are_bounded() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
         let (stream, _) = listener.accept().expect("the peer");
