@@ -56,7 +56,7 @@ static struct end make(struct context *context, struct pd *pd) {
     return end;
 }
 
-// Numbers of `struct ibv_qp`: the library's private fields after them are not used.
+// The number of a queue pair, from `struct ibv_qp`: the library's private fields after it are not used.
 static uint32_t qp_num(struct qp *qp) {
     uint32_t number;
     memcpy(&number, (uint8_t *)qp + 52, sizeof number);
