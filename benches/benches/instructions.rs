@@ -3,8 +3,8 @@
 //!
 //! Both ends are on one core, with a ring in memory between them, as in `engine`. Each workload runs twice under
 //! valgrind, once with more messages; the difference is the cost of the messages without the setup. The counts must
-//! match `instructions.toml` within a few percent, upwards and downwards: a lower cost should lower the budget. `--
-//! --update` writes the file.
+//! match `instructions.toml` within a few percent, upwards and downwards: a lower cost should lower the budget.
+//! `-- --update` writes the file.
 //!
 //! Valgrind's processor has no AVX-512, so the counts are not those of the fastest CRC; the table says which one was
 //! used.

@@ -1,8 +1,8 @@
 //! The order in which a rank of the baseline sends and receives chunks: pure arithmetic.
 //!
 //! The elements are divided into as many segments as there are ranks. In step `t` of `2 (n − 1)`, rank `r` sends
-//! segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first `n
-//! − 1` steps (reduce-scatter) received elements are reduced into the rank's own; in the others (all-gather) they
+//! segment `r − t` to rank `r + 1` and receives segment `r − t − 1` from rank `r − 1`, all modulo `n`. In the first
+//! `n − 1` steps (reduce-scatter) received elements are reduced into the rank's own; in the others (all-gather) they
 //! replace them. The elements received in one step are sent in the next one, so the steps need no boundaries: a chunk
 //! may be sent when the chunk [`head_start`](Chunks::head_start) before it has been received.
 
