@@ -57,10 +57,10 @@ Examples:
   FERROCE_FLIGHT_DIR=/var/tmp/job torchrun ...      each rank leaves a file there if its communicator fails
   ferroce flight /var/tmp/job --svg job.svg         those files as one, those of other hosts copied there before";
 
-/// Prints what is found; see [`Args`] for the exit status.
+/// Prints the recordings; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// There is no recording, one that was named can't be read, or the output can't be written.
+/// There is no recording, a named one can't be read, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let json = args.json.file().map(|file| ("--json", file));
     let inputs: Vec<(&str, &Path)> = args.sources.iter().map(|path| ("a recording", &**path)).collect();
@@ -102,7 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 impl Args {
-    /// Why there is nothing to show.
+    /// The reason that there is nothing to show.
     fn nothing(&self, recordings: &[Recording]) -> String {
         let ids: Vec<String> =
             Diagnosis::all(recordings).iter().map(|of| format!("{:016x}", of.communicator)).collect();
