@@ -13,7 +13,7 @@ usage: ./do JOB [ARGUMENT...]
                      rdma_rxe in a virtual machine; arguments are passed to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
                      --bench wire [-- --driver af_xdp,memif,shm,udp --only LINE,... --quick --rounds N
-                     --json FILE --svg FILE], the whole system between two processes, compared with the bare
+                     --json FILE --svg FILE], the whole system between two processes, compared with the raw
                      driver, a ring in shared memory, the kernel's TCP and UDP, and UCX;
                      --bench collectives [-- --place host,udp,af_xdp --ranks 2,4 --quick --json FILE --svg FILE],
                      all-reduce and all-gather, compared with Open MPI, and with gloo if python3 has torch;
@@ -22,23 +22,24 @@ usage: ./do JOB [ARGUMENT...]
                      queue_pairs | rails | reduction | rnic | simulators: see benches/README.md
   soak [BYTES]       sends BYTES (default 10^8) by SEND, WRITE and READ, and 10^5 atomics, over a simulated
                      link with loss, duplication, reordering and corruption
-  model [BYTES]      random schedules against the reference model until BYTES (default 10^9) are transferred
+  model [BYTES]      runs random lists of operations, checked by a reference model, until BYTES (default 10^9)
+                     are transferred
   lint               rustfmt, clippy and rustdoc, warnings denied
   package            builds each crate as it would be published, with default features, and prints the sizes
   asan               the tests under the address sanitizer
-  loom               the runner's sleep and wake-ups in every order that the memory model allows
+  loom               tests the runner's sleep and wake-ups in every order that Rust's memory model allows
   mutations [NAME...]
                      breaks one rule of the engine at a time, in a copy of the sources; each such mutation must
                      change a report of ferroce replay
   mutations cases [CASE or NAME...]
                      the same for congestion control and GPU memory; each mutation must make its conformance case
                      fail (case_101 to case_108, case_137 to case_139)
-  fuzz [SECONDS] [TARGET...]
-                     runs each fuzz target, or those named, for SECONDS (default 300)
+  fuzz [SECONDS [TARGET...]]
+                     runs each fuzz target, or those named, for SECONDS each (default 300)
   fuzz-replay TARGET FILE...
                      runs a fuzz target once on each FILE, for example on a finding
   fuzz-coverage [TARGET...]
-                     the lines of the sources that the corpus reaches (after ./do fuzz)
+                     prints how many lines of each source file the fuzz inputs of ./do fuzz reach
   ferroce ARG...     builds the command and runs it
   man                writes man pages into target/man and shell completions into target/completions
   dpdk [FOLDER]      builds libferroce_dpdk.so, which the device dpdk:PORT needs, into target/release (or FOLDER)
