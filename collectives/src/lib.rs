@@ -8,10 +8,9 @@
 //! The crate re-exports `ferroce` ([`ferroce_collectives::ferroce`](ferroce)), and has its features `af_xdp`, `opencl` and `cuda`.
 //! Terms of RDMA: [glossary](ferroce::manual::glossary).
 //!
-//! [`Collectives`] is one rank's part: it owns a [`ferroce::Context`] and the memory registered for operations. A
-//! [`Communicator`] is a group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and the address of
-//! rank 0) and [`Options`]. An [`Operation`] is a value: kind, input, output, number of elements. Each rank is a process, or a
-//! thread. A rank as a process:
+//! A [`Collectives`] is one rank: it owns a [`ferroce::Context`] and the memory registered for operations. A [`Communicator`] is a
+//! group of ranks, which [`join`](Collectives::join) with a [`Bootstrap`] (rank, size, and the address of rank 0) and [`Options`].
+//! An [`Operation`] is a value: kind, input, output, number of elements. Each rank is a process, or a thread. A rank as a process:
 //!
 //! ```no_run
 //! use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -95,10 +94,10 @@
 //!
 //! # Bit-exactness
 //!
-//! All ranks get the same bits, and the same bits in every run of the same algorithm with the same number of ranks: each algorithm
-//! has a fixed order of reduction. The choice of the algorithm depends on measurements when the ranks meet, and may differ in the
-//! next run: set [`Options::algorithm`] or [`Options::model`] if the bits of floats must be the same in every run. Ranks that share
-//! memory use [`Algorithm::Mapped`], unless `Options::algorithm` forces another one ([`manual`](manual#which-algorithm)). The
+//! All ranks get the same bits, in every run with the same algorithm, number of ranks and chunk length: each algorithm has a fixed
+//! order of reduction. The choice of the algorithm depends on measurements when the ranks meet, and may differ in the next run: set
+//! [`Options::algorithm`] or [`Options::model`] if the bits of floats must be the same in every run. Ranks that share memory use
+//! [`Algorithm::Mapped`], unless `Options::algorithm` forces another one ([`manual`](manual#which-algorithm)). The
 //! [order of each algorithm](manual#the-order-of-reductions) is documented: the ring, for example, divides the elements into n
 //! segments for n ranks, and reduces segment `s` from rank `s` on: `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, where `x[r]` is the
 //! element of rank r, indices modulo n. As f32 rounds each addition, another order has other bits, unless all partial sums are
@@ -110,13 +109,13 @@
 //! that only waits for another one probes it ([`Options::probe_interval`]). A rank whose operation fails notifies all others. The
 //! rendezvous waits 60 s for all ranks by default ([`Bootstrap`]).
 //!
-//! **A rank answers only while it polls**, in all blocking calls and in [`Collectives::poll`]. A rank that computes, loads data
-//! or writes a checkpoint for longer than the retry budget, while others have already called the operation, is taken as lost. If
-//! this can happen, set a longer retry budget on all ranks. `Options::default().ack_timeout(Duration::from_secs(4))` makes it 34 s:
-//! 4 s are [rounded up](ferroce::manual::connecting#timeouts-and-retries) to 4.3 s, times 8, as `retry_count` is 7. A dead rank is
-//! then noticed that much later. If all ranks answer and one calls another
-//! operation or none, the others fail after [`Options::stall_timeout`] at the latest. [`Error::Failed`] names the ranks and the
-//! [`Cause`]; the communicator can't be used any more, and other communicators of the context continue.
+//! **A rank answers only while it polls**, in all blocking calls and in [`Collectives::poll`]. A rank that computes, loads data or
+//! writes a checkpoint for longer than the retry budget, while others have already called the operation, is taken as lost. If this
+//! can happen, set a longer retry budget on all ranks. `Options::default().ack_timeout(Duration::from_secs(4))` makes it 34 s: 4 s
+//! are [rounded up](ferroce::manual::connecting#timeouts-and-retries) to 4.3 s, times 8, as `retry_count` is 7. A dead rank is then
+//! noticed that much later. If all ranks answer, but one calls a different operation or none, the operations of the others fail
+//! after [`Options::stall_timeout`] at the latest. [`Error::Failed`] names the ranks and the [`Cause`]; the communicator can't be
+//! used any more, and other communicators of the context continue.
 #![forbid(unsafe_code)]
 
 mod bootstrap;

@@ -3,16 +3,18 @@
 //!
 //! # Ranks, communicators, operations
 //!
-//! A *communicator* is a group of n processes, its *ranks*, numbered 0 to n − 1. A process has one [`Collectives`], which owns one
-//! [`Context`](ferroce::Context), or one for each of its [ports](#several-ports). It joins communicators with a [`Bootstrap`], by
-//! which the ranks meet over TCP, or with the [`Card`]s of all ranks, exchanged by any other means. [`split`](Collectives::split),
-//! [`subset`](Collectives::subset) and [`shrink`](Collectives::shrink) derive communicators from one.
+//! A *communicator* is a group of n *ranks*, processes or threads, numbered 0 to n − 1. A rank has one [`Collectives`], which owns
+//! one [`Context`](ferroce::Context), or one for each of its [ports](#several-ports). A rank joins communicators with a
+//! [`Bootstrap`], by which the ranks connect over TCP, or with the [`Card`]s of all ranks, exchanged by any other means.
+//! [`split`](Collectives::split), [`subset`](Collectives::subset) and [`shrink`](Collectives::shrink) derive communicators from
+//! one.
 //!
 //! An [`Operation`] is a value: kind, buffers, count, data type. All ranks of a communicator start the same operations in the same
 //! order. Only [`send`](Operation::send) and [`receive`](Operation::receive) involve two ranks: the nth send of one to the other
 //! matches the nth receive there. Each [`start`](Collectives::start) returns a [`Request`]. Several requests may be outstanding:
-//! operations begin in order, and complete in any order. If an operation depends on another one of the same rank, such as the send
-//! and the receive of two ranks to each other, start both before waiting, or use [`start_all`](Collectives::start_all).
+//! operations begin in order, and complete in any order. If two ranks send to each other, each must start its send and its receive
+//! before it waits for one, or use [`start_all`](Collectives::start_all). The same applies to all operations of a rank that depend
+//! on each other.
 //!
 //! Until an operation completes, do not write its input, and neither read nor write its output. Counts are in elements.
 //!
@@ -25,18 +27,19 @@
 //! | [`Direct`](Algorithm::Direct) | 1 | (n − 1) B | short operations; all-to-all, gather, scatter |
 //! | [`TwoStep`](Algorithm::TwoStep) | 2 | 2 (n − 1) / n · B | all-reduce of few ranks |
 //! | [`Ring`](Algorithm::Ring) | 2 (n − 1) | 2 (n − 1) / n · B | long operations; each rank communicates with two others |
-//! | [`Halving`](Algorithm::Halving) | 2 log₂ n, rounded up | 2 (n − 1) / n · B | operations of medium length, many ranks; any number of ranks |
+//! | [`Halving`](Algorithm::Halving) | 2 ⌈log₂ n⌉ | 2 (n − 1) / n · B | operations of medium length, many ranks; any number of ranks |
 //! | [`Tree`](Algorithm::Tree) | about 2 log₂ n | about 2 B | broadcast and reduce of many ranks |
-//! | [`Hierarchical`](Algorithm::Hierarchical) | 2 h, with h hosts | between hosts only 2 (h − 1) / h · B / (ranks of a host) | several hosts with the same number of ranks, two or more |
+//! | [`Hierarchical`](Algorithm::Hierarchical) | 2 h, with h hosts | between hosts only 2 (h − 1) / h · B / (ranks of a host) | several hosts, each with the same number of ranks, at least two |
 //! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
 //! [`Mapped`](Algorithm::Mapped) is used wherever possible. Send and receive, all-to-all with different counts, and reductions of
-//! more than 64 ranks use packets. It needs processes of one user that see each other in `/proc` (one PID namespace); network
+//! more than 64 ranks use packets. `Mapped` needs processes of one user that see each other in `/proc` (one PID namespace); network
 //! namespaces do not matter ([`SharedMemory::Auto`]). Ranks of a host access memory from [`allocate`](Collectives::allocate)
-//! directly; other memory costs one more copy. Otherwise the cheapest algorithm is chosen by a [`Model`], whose latencies and
-//! bandwidths are measured when the ranks meet and combined, so that all ranks use the same model. [`Collectives::explain`] returns
-//! the choice, the reason, and the predicted cost of each algorithm. [`Options::algorithm`] forces an algorithm, also instead of
-//! `Mapped`, for all operations that it can execute ([`Algorithm::applies_to`]).
+//! directly; other memory costs one more copy. If `Mapped` is not possible, a [`Model`] of latencies and bandwidths determines the
+//! cheapest algorithm. Ranks that join with a [`Bootstrap`] measure and exchange them; with cards the default is the model of a
+//! port of 25 Gb/s. All ranks use the same model. [`Collectives::explain`] returns the choice, the reason, and the predicted cost
+//! of each algorithm. [`Options::algorithm`] forces an algorithm, also instead of `Mapped`, for all operations that it can execute
+//! ([`Algorithm::applies_to`]).
 //!
 //! Two fallbacks to a slower path are logged with the reason: the ranks of one host use packets instead of shared memory; the CPU,
 //! instead of the GPU, reduces data in GPU memory. They are counted, by reason, in the [metrics](ferroce::Context::metrics) of the
@@ -45,9 +48,9 @@
 //!
 //! # The order of reductions
 //!
-//! All ranks get the same bits, and so does every run with the same algorithm, number of ranks and chunk length. The next run may
-//! choose another algorithm, as the choice depends on measurements: [`Options::algorithm`] or [`Options::model`] fix it. Sign and
-//! payload of a NaN may differ between kinds of processors.
+//! All ranks get the same bits, in every run with the same algorithm, number of ranks and chunk length. The next run may choose
+//! another algorithm, as the choice depends on measurements: [`Options::algorithm`] or [`Options::model`] fix it. Sign and payload
+//! of a NaN may differ between kinds of processors.
 //!
 //! `x[r]` is the element of rank r:
 //!
@@ -57,7 +60,7 @@
 //! | Ring, all-reduce | as above, beginning with rank `s` for segment `s` of n, indices modulo n |
 //! | Ring, reduce-scatter | as above, beginning with rank `b + 1` for block `b` |
 //! | Ring, reduce | as above, beginning with the rank after the root |
-//! | Halving | pairs at half the distance first, the lower rank on the left. For n = 4: `(x[0] ⊕ x[2]) ⊕ (x[1] ⊕ x[3])`. If n is not a power of two, the order depends on the block |
+//! | Halving | ranks at distance n / 2 first, then n / 4 and so on, the lower rank on the left. For n = 4: `(x[0] ⊕ x[2]) ⊕ (x[1] ⊕ x[3])`. If n is not a power of two, the order depends on the block |
 //! | Tree | at each rank `(left child ⊕ own) ⊕ right child`, at the root `own ⊕ child`. There are two trees. For n = 4, counted from the root: `x[0] ⊕ ((x[1] ⊕ x[2]) ⊕ x[3])` for the 1st, 3rd, … chunk, `x[0] ⊕ ((x[3] ⊕ x[1]) ⊕ x[2])` for the others |
 //! | Hierarchical | by rank inside the host, then along the ring of hosts |
 //!
@@ -78,7 +81,7 @@
 //! | cause | what to do |
 //! |---|---|
 //! | [`Mismatch`](Cause::Mismatch) | a bug: two ranks called different things; both are named |
-//! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is unreachable, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and continue without it; or set a longer [`ack_timeout`](Options::ack_timeout), of which the budget is `retry_count` + 1 |
+//! | [`Lost`](Cause::Lost) | a rank has ended, is stopped, is unreachable, or has not polled for [`Options::retry_budget`]: [`shrink`](Collectives::shrink) and continue without it; or set a longer [`ack_timeout`](Options::ack_timeout): the budget is `retry_count` + 1 of them |
 //! | [`Aborted`](Cause::Aborted) | another rank failed first; its reason is included |
 //! | [`Stalled`](Cause::Stalled) | all ranks answer, but nothing has moved for [`Options::stall_timeout`]: usually the program of one rank has not called the operation, because it computes or hangs. Look with `ferroce flight`. A GPU that hangs is reported as `Device` |
 //! | [`Protocol`](Cause::Protocol) | a rank violated the protocol: another version, overwritten memory, an attack |
@@ -89,8 +92,8 @@
 //!
 //! A rank that was taken as lost and continues later can't write to the memory of the others any more.
 //! [`leave`](Collectives::leave) and [`finish`](Collectives::finish) return the failure of the communicator if no call before has
-//! returned it. Communicators derived from one that fails are independent of it: one that contains the dead rank fails at its next
-//! operation, or at `leave`.
+//! returned it. If a communicator fails, those derived from it do not fail with it. A derived communicator that contains the dead
+//! rank fails at its next operation, or at `leave`.
 //!
 //! # On a GPU
 //!
@@ -107,21 +110,21 @@
 //! - elements that are not aligned to their size;
 //! - reductions of more than 8 operands at once: with more than 8 ranks by Direct and TwoStep, with more than 8 ranks on a host by
 //!   Hierarchical (all-reduce). This is rare: unless an algorithm is [forced](Options::algorithm), reductions of more than one
-//!   chunk or of more than 8 ranks use the ring, which has two operands in each step. An exception are 8-bit floats, with Direct or
-//!   TwoStep for up to 64 ranks;
+//!   chunk or of more than 8 ranks use the ring, which has two operands in each step. 8-bit floats are an exception: they use
+//!   Direct or TwoStep with up to 64 ranks;
 //! - f64 on a GPU without double precision, and averages of floats on a GPU that does not round quotients correctly.
 //!
 //! Each case is counted in `ferroce_collective_fallbacks_total`, by reason.
 //!
-//! An RNIC reads and writes GPU memory itself, if it can import it as a dma-buf ([`ferroce::manual::device_memory`]).
+//! An RNIC that can import GPU memory as a dma-buf reads and writes it directly ([`ferroce::manual::device_memory`]).
 //!
 //! # Several ports
 //!
-//! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank leads to the first ports of the others,
-//! the second to the second ports, as in clusters where each card of a host has a switch of its own. If two ranks have different
-//! numbers of rails, they use as many as the one with fewer has. Each chunk takes the rail that is expected to complete it first,
-//! by its recent throughput, so a slow rail gets fewer chunks; short messages take an idle rail. Chunks are shorter:
-//! [`Options::chunk_bytes`] divided by the number of rails, but at least twice [`Options::eager_bytes`].
+//! [`Collectives::add_rail`] gives a rank more ports: its *rails*. The first port of a rank is connected to the first ports of the
+//! others, the second to the second ports, as in clusters where each card of a host has a switch of its own. If two ranks have
+//! different numbers of rails, they use as many as the one with fewer has. Each chunk is sent on the rail that is expected to
+//! complete it first, by the rail's recent throughput, so a slow rail gets fewer chunks. Short messages are sent on an idle rail.
+//! Chunks are shorter: [`Options::chunk_bytes`] divided by the number of rails, but at least twice [`Options::eager_bytes`].
 //!
 //! ```
 //! # use ferroce_collectives::ferroce::{Config, Context, Device};
@@ -141,14 +144,14 @@
 //! answers on another rail. If a rank does not poll, it answers on no rail, so none is taken as failed.
 //!
 //! While operations are outstanding, a failed rail is probed once per [`Options::probe_interval`], and used again when it answers.
-//! If it fails again within 16 [retry budgets](Options::retry_budget), it rests first: a quarter of a retry budget (1.1 s by
-//! default), after each further failure twice as long, at most 16 retry budgets (69 s). A rail that fails, and one that never came
-//! up, is logged as a warning, counted in the metrics of its port (`collective_rails_left`, `collective_rails_back`), and reported
-//! by `ferroce flight`. A rank that no rail reaches is reported as [`Lost`](Cause::Lost) within the retry budget, as with one rail;
-//! a little later if only one direction is dead.
+//! If it fails again within 16 [retry budgets](Options::retry_budget), it is not probed for a quarter of a retry budget (1.1 s by
+//! default), after each further failure for twice as long, at most for 16 retry budgets (69 s). A rail that fails, and one that
+//! never came up, is logged as a warning, counted in the metrics of its port (`collective_rails_left`, `collective_rails_back`),
+//! and reported by `ferroce flight`. A rank that no rail reaches is reported as [`Lost`](Cause::Lost) within the retry budget, as
+//! with one rail; a little later if only one direction is dead.
 //!
-//! All contexts of the rails access the same memory: [`allocate`](Collectives::allocate),
-//! [`Memory::shared`](ferroce::Memory::shared) or that of a device. It can't be borrowed as a slice.
+//! All rails access the same buffers. So with several rails a buffer must be from [`allocate`](Collectives::allocate),
+//! [`Memory::shared`](ferroce::Memory::shared) or a device, and can't be borrowed as a slice.
 //!
 //! # Threads
 //!
@@ -169,7 +172,7 @@
 //! |---|---|---|
 //! | which rank the others wait for, in which operation, and what it does | what each rank waits for, how many operations it has called, when it last polled | 1 s without progress |
 //! | which rank starts operations later than the others, how often, by how much | each message says how long its sender has been in the operation; no clocks are compared | in total more than twice as late as the second latest rank, and at least 1 % of the time since the first operation |
-//! | which rank was off its core while it waited | iterations of [`wait`](Collectives::wait) that took at least 10 ms too long | in total more than twice as long as the second, and at least 5 % of the time since its first operation |
+//! | which rank was off its core while it waited | iterations of [`wait`](Collectives::wait) that took at least 10 ms too long | in total more than twice as long as the second longest, and at least 5 % of the time since the rank's first operation |
 //! | which link, or all links of which port, is slow, in one direction or both | the bandwidth of a link: its fastest transfer of 128 KiB or more, if the link has carried 16 MiB | a link below 0.7 of the median; a port whose fastest link is below 0.7 of the slowest other link |
 //! | which rail has failed | the rails that a rank has stopped using | at once |
 //! | whose GPU hangs | computations that do not complete | 1 s |
@@ -199,8 +202,8 @@
 //! | option | default | when to change it |
 //! |---|---|---|
 //! | [`Options::ack_timeout`], [`Options::retry_count`] | 500 ms, 7: a [retry budget](Options::retry_budget) of 4.3 s, as 500 ms are [rounded up](ferroce::manual::connecting#timeouts-and-retries) to 537 ms | longer if ranks compute between polls; shorter to notice a dead rank sooner |
-//! | [`Options::stall_timeout`] | 60 s | how long all ranks may be alive without progress |
-//! | [`Options::probe_interval`] | 1 s | how soon a rank that is waited for is asked whether it is alive |
+//! | [`Options::stall_timeout`] | 60 s | longer if ranks may be alive without progress for longer |
+//! | [`Options::probe_interval`] | 1 s | shorter to notice a dead rank sooner at the ranks that only wait for it |
 //! | [`Options::idle`] | spins, then sleeps | `Idle::Adaptive { spins: 0, yields: 20 }` if ranks outnumber cores: a rank that spins takes the core from the one that it waits for |
 //! | [`Options::chunk_bytes`] | 256 KiB − 64 bytes | shorter if many ranks form a ring |
 //! | [`Options::eager_bytes`] | 64 KiB | messages up to this length are copied at both ends; longer ones are not, but wait a round trip for the receiver's address. Shorten it if a round trip takes less time than two copies of this length |
@@ -209,14 +212,14 @@
 //!
 //! At a rank with a [GPU](#on-a-gpu) the GPU copies messages of any length, and the CPU copies none.
 //!
-//! With these defaults, a rank has 1 MiB of memory for each rank that it communicates with (with up to 33 ranks, falling to half of
-//! it from 53 ranks on), and 2 MiB more for each rank whose chunks it reduces (with up to 9 ranks, falling to 1 MiB from 14 ranks
-//! on).
+//! With these defaults, a rank allocates 1 MiB for each rank that it communicates with (0.5 MiB with 53 or more ranks, between
+//! these with 34 to 52). For each rank whose chunks it reduces it allocates 2 MiB more (1 MiB with 14 or more ranks, between these
+//! with 10 to 13).
 //!
 //! # What the network must let through
 //!
 //! The network must pass UDP port 4791 between all ranks, on each rail, and TCP to the bootstrap address of rank 0 (`MASTER_ADDR`
-//! and `MASTER_PORT`, or the address in a [`UniqueId`]) while the ranks meet. `ferroce doctor` checks the former.
+//! and `MASTER_PORT`, or the address in a [`UniqueId`]) while the ranks meet. `ferroce doctor` checks UDP port 4791.
 //!
 //! Sources: docs/decisions/14-collectives.md (design and measurements), docs/measurements.md (numbers); `collectives/src/choice.rs`
 //! (choice of the algorithm), `collectives/src/schedule` (algorithms and orders), `collectives/src/flight/diagnosis.rs` (findings),

@@ -1,9 +1,9 @@
 //! RDMA over Converged Ethernet v2 (RoCEv2) in user space: an API like libibverbs, and the protocol in software.
 //!
-//! A program needs neither an RDMA card nor a kernel module. Packets are sent through AF_XDP, a UDP socket or a DPDK port, or
-//! stay inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or another implementation of RoCEv2; tested are
-//! the first two. With an RDMA card, the same program runs on the card: only the device name differs. What RDMA is, and each term
-//! used here: [glossary](manual::glossary).
+//! A program needs neither an RDMA card nor a kernel module. Packets are sent through AF_XDP, a UDP socket or a DPDK port, or stay
+//! inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or another implementation of RoCEv2; the first two are
+//! tested. With an RDMA card, the same program runs on the card: only the device name differs. What RDMA is, and each term used
+//! here: [glossary](manual::glossary).
 //!
 //! ```toml
 //! [dependencies]
@@ -13,8 +13,8 @@
 //! | feature | what it adds | what it needs |
 //! |---|---|---|
 //! | none (the default) | UDP sockets and ports inside the process; DPDK and RNICs if their libraries are found at run time | – |
-//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | to build: clang, libclang, m4 and the headers of libelf and zlib; only libxdp-dev inside ferroce's own workspace (a path dependency from another workspace is not inside). At run time: root, or capabilities ([`manual::operating`]) |
-//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]; its modules `opencl` and `cuda` are documented if the features are enabled | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
+//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | to build: clang, libclang, m4 and the headers of libelf and zlib, also as a path dependency; instead of these libxdp-dev, if you build in ferroce's own workspace. At run time: root, or capabilities ([`manual::operating`]) |
+//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]; these pages have its modules `opencl` and `cuda` if they were built with the features | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
 //! | `serde` | `Serialize` and `Deserialize` for [`Endpoint`] and [`RemoteMemory`], which the two ends exchange | – |
 //!
 //! # A first program

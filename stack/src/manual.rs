@@ -13,13 +13,13 @@
 //! | [`operating`] | what a host needs; counters, `ferroce stat`, `ferroce doctor`, the log, captures |
 //! | [`glossary`] | the terms of RDMA, networks, GPUs and collectives |
 //!
-//! All examples are tests: they run over [`driver::loopback`](crate::driver::loopback), ports inside one process. On a network,
-//! open the device by its name instead ([`Device::open`](crate::Device::open)).
+//! All examples but one (OpenCL) are tests. They run over [`driver::loopback`](crate::driver::loopback), ports inside one process.
+//! On a network, open the device by its name instead ([`Device::open`](crate::Device::open)).
 //!
 //! The rules of the protocol are those of the InfiniBand Architecture Specification (IBA, volume 1, published by
 //! [infinibandta.org](https://www.infinibandta.org)) with Annex A17 (RoCEv2). `docs/protocol.md` of the repository is the extract
-//! that the engine is built and tested against. The last line of each page names the sections of the IBA, the sections (§) of
-//! `docs/protocol.md` and the files that it describes. Paths such as `docs/rnic.md` are those of the repository.
+//! that the engine is built and tested against. Each page ends with its sources: sections of the IBA, sections (§) of
+//! `docs/protocol.md`, files. Paths such as `docs/rnic.md` are those of the repository.
 
 pub mod connecting;
 pub mod device_memory;

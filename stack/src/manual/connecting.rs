@@ -2,24 +2,24 @@
 //!
 //! | method | what the ends need | for |
 //! |---|---|---|
-//! | [`endpoint_for`](Context::endpoint_for) and [`handshake`](Context::handshake) | any connection of their own (TCP, a file, MPI) to exchange a line of text | RC, UC; peers with another RDMA library, if their program exchanges queue pair number (QPN), first packet sequence number (PSN) and address (GID) |
+//! | [`endpoint_for`](Context::endpoint_for) and [`handshake`](Context::handshake) | any means to exchange endpoints (TCP, a file, MPI) | RC, UC; peers with another RDMA library, if their program exchanges queue pair number (QPN), first packet sequence number (PSN) and address (GID) |
 //! | the connection manager (CM): [`listen`](Context::listen), [`connect`](Context::connect), [`accept`](Context::accept) | an IP address and a port number | RC, UC; compatible with the kernel's rdma_cm |
 //! | datagrams: [`resolve`](Context::resolve), [`create_ah`](Context::create_ah) | an IP address and a port number; or GID, QPN and Q_Key | UD |
 //! | state by state (RESET, INIT, RTR, RTS): [`modify_qp`](Context::modify_qp) with a [`Transition`] | as for a handshake | RC, UC, UD; to set timeouts, retries, traffic class or selective repeat |
 //!
 //! # By handshake
 //!
-//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] returns the data that the peer needs. Call
-//! it once per connection: each call draws a new PSN, and `handshake` needs the endpoint that was sent to the peer. The ends may
-//! call `handshake` in any order: a request to an end that is not ready yet is retransmitted. Receives can be posted from state
-//! INIT on. To post them before the peer can send: `context.modify_qp(qp, Transition::Init { access })?`, `post_recv`,
-//! `handshake`.
+//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] returns the data that the peer needs. Call it
+//! once per connection: each call draws a new PSN, and `handshake` needs the endpoint that was sent to the peer. The ends may call
+//! `handshake` in any order: an RC request to an end that is not ready yet is retransmitted. (A UC message is lost.) Receives can
+//! be posted from state INIT on. To post them before the peer can send: `context.modify_qp(qp, Transition::Init { access })?`,
+//! `post_recv`, `handshake`.
 //!
 //! # By address and port
 //!
-//! These verbs do not block; events report the result ([`CmEvent`]). Each has a blocking form:
+//! The verbs of the connection manager do not block: [`CmEvent`]s report the results. Blocking forms:
 //! [`connect_blocking`](Context::connect_blocking), [`accept_blocking`](Context::accept_blocking),
-//! [`resolve_blocking`](Context::resolve_blocking), [`wait_cm_event`](Context::wait_cm_event).
+//! [`resolve_blocking`](Context::resolve_blocking). [`wait_cm_event`](Context::wait_cm_event) waits for an event.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -72,15 +72,15 @@
 //! }
 //! ```
 //!
-//! A request carries up to 56 bytes of your own (*private data*), a reply up to 196: enough for an [`Endpoint`] (28 bytes) and a
-//! [`RemoteMemory`] (20 bytes), by `to_bytes`.
+//! A request carries up to 56 bytes of your own (*private data*), a reply up to 196: enough for the `to_bytes` of an [`Endpoint`]
+//! (28 bytes) and a [`RemoteMemory`] (20 bytes).
 //!
 //! # Datagrams
 //!
-//! A UD queue pair has no peer. Each send names an address handle (the destination's GID with its MAC address), the QPN there,
-//! and that queue pair's Q_Key, a 32-bit number without which it drops the datagram. Each receive needs 40 more bytes at the
-//! beginning of its buffer, for the network header. A datagram is at most one path MTU long, may be lost, and is dropped if no
-//! receive is posted. Its completion at the sender means that it was sent, not that it arrived.
+//! A UD queue pair has no peer. Each send names an address handle (the destination's GID with its MAC address), and QPN and Q_Key
+//! of the receiving queue pair, which drops datagrams with another Q_Key. Each receive needs 40 more bytes at the beginning of its
+//! buffer, for the network header. A datagram is at most one path MTU long, may be lost, and is dropped if no receive is posted.
+//! The completion of the send means that the datagram was sent, not that it arrived.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -132,10 +132,11 @@
 //!
 //! # Which GID
 //!
-//! The GID index selects the source address: it is a row of [`Port::gids`]. Both ends must use the same IP version, or the verb
-//! fails with [`Error::AddressFamily`]. [`Context::endpoint_for`] and [`Port::gid_index_for`] find the row for a peer. The
-//! connection manager does this itself. On an interface index 0 is often the link-local address, fe80::/10; a UDP socket has one
-//! address. [`Context::add_gid`] adds an address of a VLAN. RoCE v1 is off unless [`Config::roce_v1`] turns it on.
+//! The GID index selects the source address: it is a row of [`Port::gids`]. Both ends must use the same IP version; otherwise
+//! `handshake`, `modify_qp` or `create_ah` fails with [`Error::AddressFamily`]. [`Context::endpoint_for`] and
+//! [`Port::gid_index_for`] find the row for a peer. The connection manager does this itself. With AF_XDP, index 0 is often the
+//! link-local address, fe80::/10; a UDP socket has one address, index 0. [`Context::add_gid`] adds an address of a VLAN. RoCE v1 is
+//! off unless [`Config::roce_v1`] turns it on.
 //!
 //! `ferroce devinfo` prints the table of this host. If the peer runs perftest, its `-x` is an index into the table that `show_gids`
 //! prints there.
@@ -148,9 +149,8 @@
 //!
 //! If a queue pair fails, its connection (the [`CmId`]) exists until you call [`destroy_qp`](Context::destroy_qp) or
 //! [`disconnect`](Context::disconnect). If the peer then does not answer the disconnect request (DREQ), [`CmEvent::Disconnected`]
-//! follows after 21 s: by default five DREQs, 4.3 s each. A server that calls neither reaches
-//! [`max_connections`](Config::max_connections) by dead peers, and does not answer requests any more
-//! ([`CmRxNoRoom`](Counter::CmRxNoRoom) counts them).
+//! follows after 21 s: by default five DREQs with a timeout of 4.3 s. A server that calls neither keeps connections to dead peers.
+//! At [`max_connections`](Config::max_connections) it drops requests, counted by [`CmRxNoRoom`](Counter::CmRxNoRoom).
 //!
 //! [`disconnect`](Context::disconnect) notifies the peer, and so does dropping the context, for connections of the connection
 //! manager. For queue pairs connected by `handshake` nothing notifies the peer: send a message of your own.
@@ -170,14 +170,15 @@
 //! | default of the connection manager; 500 ms, the default of collectives | 17 | 536.9 ms | 4.3 s |
 //! | `timeout_at_least` of 4 s | 20 | 4.295 s | 34 s |
 //!
-//! To change it, make the transition with [`ReadyToSend::timeout_at_least`], or set [`ConnectionParameters::timeout_at_least`],
-//! which sets it for both ends. The error is reported later than this in two cases: by a quarter of the ACK timeout for sends with
-//! [`lazy_ack`](SendFlags::lazy_ack); and while congestion control or a lack of staging chunks holds back requests at this end,
-//! as the timer is extended then. An RNIC has a timer of its own, which may differ (docs/protocol.md §8).
+//! To change the ACK timeout, use [`ReadyToSend::timeout_at_least`] in the transition to RTS, or
+//! [`ConnectionParameters::timeout_at_least`], which is for both ends. A failure is reported later than the retry budget in two
+//! cases: a quarter of the ACK timeout later for sends with [`lazy_ack`](SendFlags::lazy_ack); and the timer is extended while
+//! congestion control or a lack of staging chunks holds back requests at this end. An RNIC has a timer of its own, which may differ
+//! (docs/protocol.md §8).
 //!
-//! Messages of the connection manager have a timeout of the same form: 16 times 4.3 s (N = 20, 15 retries) are 69 s, after which a
-//! `connect` to a host fails that does not answer and that the network does not report as unreachable
-//! ([`ConnectionParameters::patience`]).
+//! Messages of the connection manager have a timeout of the same form, by default N = 20 (4.3 s) and 15 retries. So a `connect` to
+//! a host that does not answer fails after 16 · 4.3 s = 69 s ([`ConnectionParameters::patience`]), and sooner if the network
+//! reports the host as unreachable.
 //!
 //! Sources: IBA 12 (connection manager) and Annex A11 (port numbers as service IDs), docs/protocol.md §2 (messages), §4 (timer
 //! and retries) and §6 (states); `stack/src/verbs/timeout.rs` (rounding), `stack/src/engine/requester/retransmission.rs` (retries).

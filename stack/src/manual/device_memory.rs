@@ -5,8 +5,8 @@
 //!
 //! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there
 //! and registered like any other memory. Every operation may use it, except atomics; one list of SGEs may mix it with host memory.
-//! Two requests are refused with [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): an atomic whose result goes
-//! to GPU memory, and a registration of GPU memory with the right `REMOTE_ATOMIC`. Binding a window with that right completes with
+//! Two calls fail with [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): to post an atomic whose result goes to
+//! GPU memory, and to register GPU memory with the right `REMOTE_ATOMIC`. Binding a window with that right completes with
 //! `MwBindErr`. A peer's atomic on GPU memory completes with `RemAccessErr`, as on memory without the right. ATOMIC WRITE is
 //! allowed, and executed as a WRITE of 8 bytes: whether a concurrent kernel can see half of it depends on the GPU.
 //!
@@ -48,35 +48,36 @@
 //! | backend | between the GPU and the wire |
 //! |---|---|
 //! | software (AF_XDP, UDP sockets, DPDK, ...) | the GPU copies chunks of 64 KiB ([`Config::staging_chunk`]) to and from host memory, where packets are sent and received; there is no GPU copy per packet, and the CPU does not access the GPU's memory |
-//! | RNIC | the card accesses GPU memory directly, through a dma-buf ([`memory`](super::memory) lists the conditions); if the card, its driver or the kernel refuses, [`Context::register`] fails with the reason: there is no automatic fallback to copies |
+//! | RNIC | the card accesses GPU memory directly, through a dma-buf ([`memory`](super::memory) lists the conditions); if the card, its driver or Linux refuses, [`Context::register`] fails with the reason: there is no automatic fallback to copies |
 //!
-//! A completion, an acknowledgement with its MSN, and a READ response are sent only when the copy is complete; the reception of the
-//! packet is not enough. (An RNIC's completions are an exception: [below](#concurrent-kernels).) A copy that fails completes the
-//! work request with [`FatalErr`](WcStatus::FatalErr) if it was posted here, with [`RemOpErr`](WcStatus::RemOpErr) if it was posted
-//! at the peer, and moves the queue pair to ERR; requests executed before that copy complete as usual. If a WRITE or READ of the
-//! peer fails in this way, this end has no work request to report it, and gets [`Event::QpFatal`]. A GPU that hangs, without an
-//! error, delays this end's requests indefinitely: only the program can distinguish it from a slow GPU, by a time limit of its own.
-//! Requests of its peers complete with [`RetryExcErr`](WcStatus::RetryExcErr) when their retries are used up.
+//! A completion is reported, and an acknowledgement with its MSN or a READ response is sent, only when the copy is complete; the
+//! reception of the packet is not enough. (An RNIC's completions are an exception: [below](#concurrent-kernels).) If a copy fails,
+//! the queue pair goes to ERR. The work request completes with [`FatalErr`](WcStatus::FatalErr) if it was posted here, with
+//! [`RemOpErr`](WcStatus::RemOpErr) if it was posted at the peer. Requests executed before that copy complete as usual. If a WRITE
+//! or READ of the peer fails in this way, this end has no work request to report it, and gets [`Event::QpFatal`]. A GPU that hangs
+//! without an error delays this end's requests indefinitely: only the program can distinguish it from a slow GPU, by a time limit
+//! of its own. Requests of peers complete with [`RetryExcErr`](WcStatus::RetryExcErr) when their retries are used up.
 //!
 //! Bytes are written to GPU memory in any order, also those of two WRITEs. A WRITE or an atomic to host memory is executed only
 //! when the GPU copies of all earlier requests of its queue pair are complete. So a flag in host memory shows that the data in
 //! GPU memory is complete; a flag in GPU memory does not ([the rule for host memory](super::memory#the-last-byte-of-a-write)).
 //!
-//! ACK timeouts of peers must be longer than copies take; otherwise the peers retransmit packets that were not lost. If no staging
-//! chunk is free for a packet, it is dropped. When chunks are free, this end asks the peer for it by a sequence error NAK, which
-//! uses one of the peer's retries. A peer that has retransmitted it twice before that gets an RNR NAK (receiver not ready) with a
-//! timer of 10 ms or more: set its `rnr_retry` to 7, which is without limit. Datagrams and UC messages are lost if no chunk is
-//! free.
+//! The peers' ACK timeouts must be longer than the copies; otherwise the peers retransmit packets that were not lost. If no staging
+//! chunk is free for a packet, it is dropped. When chunks are free, this end requests the packet by a sequence error NAK, which
+//! uses one of the peer's retries. If the peer has already retransmitted the packet twice, it gets an RNR NAK (receiver not ready)
+//! with a timer of 10 ms or more: set the peer's `rnr_retry` to 7, which is without limit. Datagrams and UC messages are lost if no
+//! chunk is free.
 //!
 //! # Concurrent kernels
 //!
 //! The context orders its own copies and completions; it knows nothing of the program's kernels. The rules of
 //! [`memory`](super::memory) apply:
 //!
-//! - Post data that a kernel writes after the kernel has finished (`clFinish`, `cuStreamSynchronize`, or a completed event).
-//! - Start a kernel on data that was received, read or sent after its completion. With an RNIC, a kernel that is already running
-//!   and polls the memory may see old bytes after the completion: the card's writes bypass the CPU, and nothing flushes them for
-//!   the GPU (`docs/rnic.md`).
+//! - Wait until a kernel has finished (`clFinish`, `cuStreamSynchronize`, or a completed event) before you post the data that it
+//!   wrote.
+//! - Wait for the completion before you start a kernel on data that was received, read or sent. With an RNIC, a kernel that is
+//!   already running and polls the memory may see old bytes after the completion: the card's writes bypass the CPU, and nothing
+//!   flushes them for the GPU (`docs/rnic.md`).
 //! - Copies that have begun continue when their queue pair is reset, destroyed or in ERR. Copies to the GPU then overwrite what
 //!   the program writes to the same memory. In ERR, flushed receives complete after the copies of received data, and flushed sends
 //!   after the copies of READ responses; a request whose data had arrived completely still succeeds. Flushed sends do not wait
@@ -100,19 +101,20 @@
 //! // clSetKernelArg(kernel, 0, size_of::<cl_mem>(), &buffer), enqueue, clFinish: now it may be posted.
 //! ```
 //!
-//! A reducer computes, for every data type and with the same bits as the CPU: sums, products, minima and maxima of up to eight
-//! sources, quotients, and products by a factor. It also copies within the GPU's memory.
+//! A reducer computes, with the same bits as the CPU, sums, products, minima and maxima of up to eight sources, divides a result by
+//! a number, and multiplies by a factor. It refuses f64 and divisions that the GPU does not compute exactly as the CPU does. It
+//! also copies within the GPU's memory.
 //!
 //! # What it costs
 //!
-//! GPU memory costs one copy more than host memory at each end: by the GPU, between its memory and the chunk. The copy between
-//! the chunk and the packet exists for host memory too. A copy takes microseconds to start (with PoCL some tens of them), and a
-//! small message waits for two, one at each end. Counters: `device_gathers`, `device_scatters`, `device_bytes`, `device_errors`;
-//! `rx_staging_full` counts packets for which no chunk was free; if it grows, raise [`Config::staging_chunks`] (128 chunks of 64
-//! KiB by default, shared by all queue pairs of a context).
+//! GPU memory costs one copy more than host memory at each end: by the GPU, between its memory and the chunk. The copy between the
+//! chunk and the packet exists for host memory too. A copy takes microseconds to start (tens of microseconds with PoCL), and a
+//! small message waits for two copies, one at each end. Counters: `device_gathers`, `device_scatters`, `device_bytes`,
+//! `device_errors`; `rx_staging_full` counts packets for which no chunk was free; if it grows, raise [`Config::staging_chunks`]
+//! (128 chunks of 64 KiB by default, shared by all queue pairs of a context).
 //!
-//! To measure the cost: `ferroce perf write bw -d eth0 --memory opencl:0` at one host, the same command with that host's address at
-//! the other, and both again without `--memory`. docs/measurements.md has the numbers of an H200 and of PoCL.
+//! To measure the cost, run `ferroce perf write bw -d eth0 --memory opencl:0` at one host, the same command with that host's
+//! address at the other, and both again without `--memory`. docs/measurements.md has the numbers of an H200 and of PoCL.
 //!
 //! Sources: docs/protocol.md §5 (memory order); docs/decisions/11-device-memory.md; docs/rnic.md and NVIDIA's guide to GPUDirect
 //! RDMA (RNICs); `driver/src/gpu.rs`, `stack/src/engine/staging.rs`, `stack/tests/device_memory` (the tests).

@@ -8,13 +8,13 @@
 //! | a queue pair: this end of a connection | [`Context::create_qp`] with [`QpConfig::rc`] |
 //! | memory that the stack or the peer may access | [`Memory::zeroed`], [`Context::register`] |
 //! | get what the peer must know: this end's endpoint (GID, queue pair number, first PSN), and the address and key of its memory | [`Context::endpoint_for`], [`Context::remote`] |
-//! | send both to the peer, by any means | `Display` and `FromStr`, `to_bytes` and `from_bytes`, or serde |
+//! | send both to the peer, by any means | `Display` and `FromStr`, `to_bytes` and `from_bytes`, or serde, of [`Endpoint`] and [`RemoteMemory`] |
 //! | connect | [`Context::handshake`] |
 //! | post work | [`Context::post_send`], [`Context::post_recv`] |
 //! | wait for completion | [`Context::wait_cq`], then [`WorkCompletion::ok`] |
 //!
-//! The two ends below are threads of one program. They exchange endpoint and memory as lines of text through channels. Between
-//! hosts use a TCP connection, as `examples/write.rs` of the crate does.
+//! The two ends below are threads of one program. They exchange endpoints, and addresses and keys of memory, as text through
+//! channels. Between hosts use a TCP connection, as `examples/write.rs` of the crate does.
 //!
 //! ```
 //! use std::net::IpAddr;

@@ -17,26 +17,25 @@
 //! so no peer can write the memory. Memory registered with an RNIC has no slices, because the card may write it at any time.
 //! Begin with owned memory.
 //!
-//! Device memory is copied by the GPU, through [staging chunks](Config::staging_chunk) in host memory. Completions,
+//! On the software stack the GPU copies device memory, through [staging chunks](Config::staging_chunk) in host memory. Completions,
 //! acknowledgements and READ responses wait until the copy is done. Device memory does not support atomics, and the bytes of a
-//! WRITE are stored in any order ([below](#the-last-byte-of-a-write)).
-//! `deregister` returns [`Error::Busy`] while copies are in progress: poll, and try again. A copy that fails completes the work
-//! request with [`FatalErr`](WcStatus::FatalErr) here, or the peer's with [`RemOpErr`](WcStatus::RemOpErr). ACK timeouts of peers
-//! must be longer than copies take.
+//! WRITE are stored in any order ([below](#the-last-byte-of-a-write)). `deregister` returns [`Error::Busy`] while copies are in
+//! progress: poll, and try again. If a copy fails, a work request of this end completes with [`FatalErr`](WcStatus::FatalErr), one
+//! of the peer with [`RemOpErr`](WcStatus::RemOpErr). The peers' ACK timeouts must be longer than the copies.
 //!
 //! An RNIC accesses device memory directly, through the dma-buf that the device [exports](Memory::export). There is no fallback
 //! to copies: if the card can't import it, `register` fails and names what is missing:
 //!
-//! | missing | error |
+//! | missing | [`driver::Error`] |
 //! |---|---|
-//! | in libibverbs, before rdma-core 34: `ibv_reg_dmabuf_mr` | `Verbs` of [`driver::Error`] |
+//! | in libibverbs, before rdma-core 34: `ibv_reg_dmabuf_mr` | `Verbs` |
 //! | in the card, its driver or the kernel: dma-bufs (rdma_rxe has none) | `Verbs`, mostly with `EOPNOTSUPP` |
 //! | in the device: a dma-buf of its memory (OpenCL has none) | `NoDmaBuf` |
 //! | for a ConnectX: the setting `MLX5_SCATTER_TO_CQE=0` in the environment; without it libmlx5 copies short messages with the CPU | `Invalid` |
 //!
 //! In these cases register host memory and copy ([`Memory::read`], [`Memory::write`], or a [`Queue`](crate::driver::gpu::Queue)),
-//! or use another port. With an RNIC, memory windows on device memory are not supported, and data that the card wrote is visible
-//! to GPU kernels started after the completion; a kernel that is already running may see old bytes.
+//! or use another port. With an RNIC, memory windows on device memory are not supported. GPU kernels started after the completion
+//! see the data that the card wrote; a kernel that is already running may see old bytes.
 //!
 //! # Who may do what
 //!
@@ -65,9 +64,9 @@
 //! | a receive | its completion |
 //! | the peer's memory in a READ, WRITE or atomic | the peer deregisters it. [`deregister`](Context::deregister) does not wait for requests of other ends: they are refused at once |
 //!
-//! A work request without [`SendFlags::SIGNALED`] has no completion of its own if it succeeds. It is done when a later one of
-//! the same queue pair has completed. `deregister` and [`exchange`](Context::exchange) are refused with [`Error::Busy`] while a
-//! work request posted at this end names the region.
+//! A work request without [`SendFlags::SIGNALED`] has no completion of its own if it succeeds. It is done when a later send of the
+//! same queue pair has completed. `deregister` and [`exchange`](Context::exchange) are refused with [`Error::Busy`] while a work
+//! request posted at this end names the region.
 //!
 //! # Ordering
 //!
@@ -81,7 +80,7 @@
 //! | to send the result of a READ | [`fence`](SendFlags::fence) on the SEND or WRITE, or wait for the completion of the READ |
 //! | a WRITE not to change the result of an earlier READ | [`fence`](SendFlags::fence) on the WRITE: it is sent after the response to the READ |
 //! | READs executed in order | with go-back-N (the default) this is so; with [selective repeat](ReadyToReceive::selective_repeat) set `fence` on the later READ |
-//! | several writers of one word | [`FetchAdd`](SendOp::FetchAdd), [`CompareSwap`](SendOp::CompareSwap): atomic against each other for all queue pairs of a context, at multiples of 8 |
+//! | several writers of one word | [`FetchAdd`](SendOp::FetchAdd), [`CompareSwap`](SendOp::CompareSwap): atomic against each other for all queue pairs of a context; the address must be a multiple of 8 |
 //! | a word stored in one piece, not byte by byte | [`AtomicWrite`](SendOp::AtomicWrite) (IBA 1.6; ferroce, and rdma_rxe since Linux 6.2) |
 //!
 //! A completion of your WRITE means that the bytes are in the peer's memory, not that its application has read them.
@@ -93,9 +92,9 @@
 //! (owned, shared and foreign):
 //!
 //! - Packets of a queue pair are executed in the order of their PSNs, also with selective repeat.
-//! - The last 8 bytes of a packet are stored after its other bytes, with release ordering: as one word if their address in memory
-//!   is a multiple of 8 (not always, while earlier data of the queue pair is copied to a GPU), otherwise byte by byte, the last
-//!   byte last (`copy_in` in `driver/src/memory/span.rs`).
+//! - The last 8 bytes of a packet are stored after its other bytes, with release ordering: byte by byte, the last byte last, or as
+//!   one word if their address in memory is a multiple of 8. (While earlier data of the queue pair is copied to a GPU, an aligned
+//!   word may be stored byte by byte too.) See `copy_in` in `driver/src/memory/span.rs`.
 //!
 //! So a program that sees the last byte of a WRITE by an acquire load ([`load_u64`](Context::load_u64),
 //! [`atomics`](Context::atomics)) sees the whole WRITE, and all earlier WRITEs of that queue pair. Do not rely on this with
@@ -168,7 +167,8 @@
 //! on two ports.
 //!
 //! Sources: IBA 9.5 and 10.8.3.3 (ordering), 10.6.7.2 (memory windows), docs/protocol.md §5 (memory order);
-//! docs/decisions/01-memory.md (why each call is sound), `stack/tests/memory_kinds.rs` and `stack/tests/read_order.rs` (the tests).
+//! docs/decisions/01-memory.md (why each call is memory-safe), `stack/tests/memory_kinds.rs` and `stack/tests/read_order.rs` (the
+//! tests).
 
 #[cfg(doc)]
 use crate::*;

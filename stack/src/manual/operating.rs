@@ -4,10 +4,10 @@
 //!
 //! | | |
 //! |---|---|
-//! | UDP port 4791 | a firewall must let it in (with a UDP socket; AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
+//! | UDP port 4791 | a firewall must accept it for a UDP socket (AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
 //! | privileges | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
 //! | MTU | 1088 (IPv4) or 1280 (IPv6) for the path MTU 1024, 4160 or 4180 for 4096; 4200 is enough for all peers (INTEROP.md, "MTU") |
-//! | receive buffer | `net.core.rmem_max` of 4 MiB, for UDP sockets |
+//! | receive buffer | for UDP sockets 4 MiB: `sysctl -w net.core.rmem_max=4194304` |
 //! | trust | RDMA has neither encryption nor authentication: an attacker that can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Use it only on a network of trusted hosts. With [`Config::drop_access_errors`] a wrong key does not end a connection |
 //!
 //! The `ferroce` command (crate `ferroce-tools`) reports what is missing, with the remedy: `ferroce devinfo` shows this host,
@@ -15,17 +15,17 @@
 //!
 //! # Counters
 //!
-//! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. A
-//! counter has the name of the counter in the `hw_counters` of `mlx5_ib` or `rdma_rxe` that counts the same events, if there is
-//! one. [`Context::metrics`] returns all metrics, and its `Display` is Prometheus text. [`Context::export`] lets other processes
-//! of the same user, and root, read them: `ferroce stat` prints them (a table, `--json`, `--watch 1`, or `--listen` for
-//! Prometheus), also those of collectives. `ferroce flight` reports which rank of a collective hangs or is late.
+//! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. If the
+//! `hw_counters` of `mlx5_ib` or `rdma_rxe` count the same events, the counter has the same name. [`Context::metrics`] returns all
+//! metrics, and its `Display` is Prometheus text. [`Context::export`] lets other processes of the same user, and root, read them:
+//! `ferroce stat` prints them (a table, `--json`, `--watch 1`, or `--listen` for Prometheus), also those of collectives.
+//! `ferroce flight` reports which rank of a collective hangs or is late.
 //!
 //! | counter that grows | meaning |
 //! |---|---|
 //! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the path to the peer, or at the peer |
 //! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the last packets sent were lost, or the peer did not poll for longer than the ACK timeout |
-//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | packets to this end, or its acknowledgements, were lost, or came too late for the peer: the receiver's counters of the two rows above |
+//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same losses as in the two rows above, counted at the receiver: packets to this end were lost or reordered; this end's acknowledgements were lost or later than the peer's ACK timeout |
 //! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr) | the peer had no receive posted: RNR NAKs received |
 //! | [`SendRnrErr`](Counter::SendRnrErr) | this end had no receive posted, or no staging chunk for a retransmitted packet: RNR NAKs sent |
 //! | [`OutOfBuffer`](Counter::OutOfBuffer) | this end had no receive posted for a message: an RC sender gets an RNR NAK, a UC or UD message is lost |
@@ -35,7 +35,7 @@
 //! | [`RxWrongService`](Counter::RxWrongService) | the two queue pairs are of different services (RC, UC, UD): [`Context::mismatches`] has the first such packet, and also shows a different path MTU or a right that a queue pair does not give |
 //! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch) | the ends use different P_Keys |
 //! | [`RxWrongAddress`](Counter::RxWrongAddress) | packets that are not from the peer's GID or not to this end's: the ends are connected with other GIDs, or packets of an earlier connection arrive (harmless if they stop) |
-//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets; senders reduce their rate |
+//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets to this end; this end reduces its rate |
 //!
 //! ```
 //! use std::time::Duration;
@@ -66,22 +66,22 @@
 //!
 //! # The log
 //!
-//! The library logs through [`tracing`]: at `info` which device was opened, with which driver and why; at `warn` conditions that
-//! work but should be corrected; at `error` which queue pair a failed GPU copy has ended, and why; nothing per packet. The
+//! The library logs through [`tracing`]: at `info` which device was opened, with which driver and why; at `warn` what should be
+//! corrected although ferroce works; at `error` each failed GPU copy, with its queue pair and the reason; nothing per packet. The
 //! program's subscriber decides what is printed, for example `tracing_subscriber::fmt().with_env_filter(…).init()`. Without a
 //! subscriber nothing is printed. Errors are returned to the caller.
 //!
 //! # Captures
 //!
 //! [`driver::pcap::Recorder`] wraps any driver and writes all packets to a pcapng file (`--pcap FILE` of the command);
-//! `tcpdump -s 0 -w run.pcap udp port 4791` captures packets of UDP sockets and of peers, but not those that AF_XDP receives.
-//! `ferroce dissect` prints either file packet by packet, and `ferroce replay` checks both ends in it against the rules of the
+//! `tcpdump -s 0 -w run.pcap udp port 4791`, here or at the peer, captures packets of UDP sockets, but not those that AF_XDP
+//! receives. `ferroce dissect` prints such files packet by packet, and `ferroce replay` checks both ends against the rules of the
 //! protocol.
 //!
 //! # Which peers
 //!
-//! The test suite runs against `rdma_rxe` of Linux 6.1 in a virtual machine, at both ends. No ConnectX was available: INTEROP.md
-//! has the commands for one, and marks what is untested.
+//! The test suite runs against `rdma_rxe` of Linux 6.1 in a virtual machine, as the peer and as the local RNIC. No ConnectX was
+//! available: INTEROP.md has the commands for one, and marks what is untested.
 //!
 //! Sources: docs/decisions/20-telemetry.md (counters), docs/protocol.md §8 (peers) and §9 (security); docs/commands.md (the
 //! commands), docs/devices.md (addresses and ports), docs/captures.md, INTEROP.md.

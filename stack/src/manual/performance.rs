@@ -5,9 +5,9 @@
 //!
 //! # The build
 //!
-//! All measurements are of release builds. The profile is set by the program, not by ferroce. With 4 codegen units per crate the
-//! packet path executes 14 to 19 % more instructions than with one (counted with callgrind when the repository's `Cargo.toml` was
-//! set to one; `./do bench --bench instructions` there counts them):
+//! All measurements are of release builds. With 4 codegen units per crate the packet path executes 14 to 19 % more instructions
+//! than with one (counted with callgrind; in the repository `./do bench --bench instructions` counts instructions). The program's
+//! own `Cargo.toml` sets one:
 //!
 //! ```toml
 //! [profile.release.package]
@@ -27,9 +27,9 @@
 //!   processes moved 63 and 61 Gb/s instead of 30 and 39 on one Xeon host (docs/measurements.md, host memory). To compare:
 //!   `ferroce perf write bw -d udp:127.0.0.1` in one terminal, the same with `127.0.0.1` at the end in another; then both with
 //!   `-d udp:127.0.0.1,shm=off`. `shm:NAME` needs no address.
-//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (`ip link set eth0 mtu 4200`; for AF_XDP see
-//!   INTEROP.md, "MTU"); with an MTU of 1500 it is 1024. A handshake uses the largest that both ends support, the connection
-//!   manager the largest that the connecting end supports, which the other end rejects if it is too large there.
+//! - **Path MTU.** The cost is per packet. 4096 needs an MTU of 4200 on every hop (on hosts `ip link set eth0 mtu 4200`; for AF_XDP
+//!   see INTEROP.md, "MTU"). With an MTU of 1500 the path MTU is 1024. A handshake uses the largest path MTU that both ends
+//!   support. The connection manager uses the largest of the connecting end; the other end rejects one that is too large for it.
 //! - **Loss.** After a lost packet all later ones are retransmitted (go-back-N). Between two ferroce ends
 //!   [`selective_repeat`](ReadyToReceive::selective_repeat) retransmits only the lost ones. For congestion control see
 //!   [`Config::congestion`] and [`Config::notification`] (docs/congestion.md). For UDP sockets a small `net.core.rmem_max` limits
@@ -46,8 +46,8 @@
 //!   send queue, so that you know when it has free entries.
 //! - **Post and poll in batches**: [`post_sends`](Context::post_sends), [`post_recvs`](Context::post_recvs),
 //!   [`poll_cq_into`](Context::poll_cq_into).
-//! - **Use inline data for short messages.** [`Data::Inline`] saves the look-up of a region; up to
-//!   [`max_inline_data`](QpConfig::max_inline_data), 64 bytes by default.
+//! - **Use inline data for short messages.** [`Data::Inline`], for up to [`max_inline_data`](QpConfig::max_inline_data) bytes (64
+//!   by default), saves the look-up of a region.
 //! - **WRITE rather than SEND** if the target address is known: no receive is needed. If a SEND finds no
 //!   receive, the sender waits for the RNR timer (receiver not ready; 0.64 ms by default) before it retransmits.
 //! - **Register once**, at the start: with an RNIC each registration pins pages. [`exchange`](Context::exchange) replaces the
@@ -103,10 +103,10 @@
 //!
 //! # How to measure
 //!
-//! `ferroce perf write bw -d eth0` at one host, and the same command with that host's address at the other; `lat` instead of
-//! `bw`; `read`, `send` and `atomic` instead of `write`; the options are perftest's. `--compare` measures two devices in turn. In
-//! the repository `./do bench --bench wire` compares every message size with the driver without a protocol and with the kernel's
-//! TCP and UDP. On a busy machine only ratios within one run are meaningful.
+//! Run `ferroce perf write bw -d eth0` at one host, then the same command with that host's address at the other. `lat` replaces
+//! `bw`; `read`, `send` or `atomic` replaces `write`. The options are perftest's. `--compare` measures two devices in turn. In the
+//! repository `./do bench --bench wire` measures each message size with ferroce, with the driver alone, and with the kernel's TCP
+//! and UDP. On a busy machine only ratios within one run are meaningful.
 //!
 //! Sources: docs/measurements.md (numbers), benches/README.md (benchmarks), docs/decisions/12-neighbours.md (shared memory),
 //! 13-trains.md (segmentation), 17-hot-path.md (instructions), 19-window.md (window).

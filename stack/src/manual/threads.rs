@@ -1,8 +1,9 @@
 //! Which thread polls, and how a thread waits. Terms: [glossary](super::glossary).
 //!
 //! A [`Context`] sends, receives, acknowledges and retransmits only inside [`Context::poll`]. So a thread must poll as long as a
-//! peer may send requests, also at the target of a WRITE or READ and at an end that waits for nothing. A peer that gets no
-//! answer for its [retry budget](super::connecting#timeouts-and-retries), 0.5 to 4.3 s by default, treats a context as dead.
+//! peer may send requests, also at the target of a WRITE or READ and at an end that waits for nothing. A peer that gets no answer
+//! for its [retry budget](super::connecting#timeouts-and-retries) treats a context as dead. The default is 0.54 s with `handshake`,
+//! 4.3 s with the connection manager.
 //!
 //! | your program | use |
 //! |---|---|
@@ -105,12 +106,12 @@
 //! }
 //! ```
 //!
-//! - A handle delivers completions, refused work requests and exchanged memory, but no events: these do not wake it. Take events
-//!   with `handle.call(|context| context.next_cm_event())` and [`next_event`](Context::next_event), on a timer. A server whose
+//! - A handle delivers completions, refused work requests and exchanged memory, but no events, and events do not wake it. Take them
+//!   on a timer: `handle.call(|context| context.next_cm_event())`, and [`next_event`](Context::next_event) likewise. A server whose
 //!   clients connect and disconnect should poll its context itself, and wait for the context's [descriptor](#a-descriptor).
 //! - Posting to a full command ring does not block: on [`Error::QueueFull`] take deliveries and post again.
 //! - A work request that the context refuses is returned as [`Delivery::Refused`], in the order of posting.
-//! - Data is passed to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
+//! - The thread of a handle gets the data of a region by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
 //! - A runner ends when its context fails or a closure panics. Handles still return all deliveries, then each work request that was
 //!   not executed ([`Delivery::Refused`]), then [`Error::RunnerEnded`]. [`Runner::stop`] returns the context and the reason, or
 //!   panics with the panic of the closure.
@@ -121,17 +122,18 @@
 //! is: poll, take completions and events until there are none, post, poll again if you have posted, `prepare_wait`, wait. A work
 //! request posted after `prepare_wait` is sent only by the next poll. `examples/tokio_server.rs` serves 100 connections in this
 //! manner in one task. It uses `AsyncFd::new`, which tokio marks as deprecated because its replacement, `register`, is unsafe; the
-//! example allows the lint, as the descriptor of a context never changes.
+//! example suppresses the warning, because the descriptor of a context never changes.
 //!
 //! A [`CompChannel`] is the counterpart of `ibv_comp_channel`: completion queues for which another thread waits with a descriptor
 //! of its own ([`create_cq_on`](Context::create_cq_on), [`req_notify_cq`](Context::req_notify_cq)).
 //!
 //! # Several cores
 //!
-//! A context has one thread. For more cores open several: one for each queue of the interface (`af_xdp:eth0:0`, `af_xdp:eth0:1`),
-//! each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so each frame must reach
-//! the right queue. On a card set `ethtool -N` rules. A frame sent on queue n of a veth arrives on queue n of the other end: open
-//! the same queue number at both ends.
+//! A context has one thread. To use more cores, open several contexts: one for each queue of the interface (`af_xdp:eth0:0`,
+//! `af_xdp:eth0:1`), each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so each
+//! frame must reach the right queue. On a card, give each context an address and steer it:
+//! `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` for queue 1. A frame sent on queue n of a veth arrives
+//! on queue n of the other end: open the same queue number at both ends.
 //!
 //! Sources: docs/decisions/02-nothing-blocks.md, 04-waiting-from-outside.md, 05-all-queues.md; `stack/src/runtime`, and the tests
 //! `stack/tests/{waiting,runner,tasks}.rs`. The IBA has no rule on threads.
