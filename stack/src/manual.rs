@@ -18,8 +18,8 @@
 //!
 //! The rules of the protocol are those of the InfiniBand Architecture Specification (IBA, volume 1, published by
 //! [infinibandta.org](https://www.infinibandta.org)) with Annex A17 (RoCEv2). `docs/protocol.md` of the repository is the extract
-//! that the engine is built and tested against. Each page ends with its sources: sections of the IBA, sections (§) of
-//! `docs/protocol.md`, files. Paths such as `docs/rnic.md` are those of the repository.
+//! that the engine is built and tested against. Each page except the glossary ends with its sources: sections of the IBA, sections
+//! (§) of `docs/protocol.md`, files. Paths such as `docs/rnic.md` are those of the repository.
 
 pub mod connecting;
 pub mod device_memory;

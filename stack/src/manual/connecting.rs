@@ -132,8 +132,8 @@
 //!
 //! # Which GID
 //!
-//! The GID index selects the source address: it is a row of [`Port::gids`]. Both ends must use the same IP version; otherwise
-//! `handshake`, `modify_qp` or `create_ah` fails with [`Error::AddressFamily`]. [`Context::endpoint_for`] and
+//! The GID index is a row number of the table [`Port::gids`]; this row is the source address. Both ends must use the same IP
+//! version; otherwise `handshake`, `modify_qp` or `create_ah` fails with [`Error::AddressFamily`]. [`Context::endpoint_for`] and
 //! [`Port::gid_index_for`] find the row for a peer. The connection manager does this itself. With AF_XDP, index 0 is often the
 //! link-local address, fe80::/10; a UDP socket has one address, index 0. [`Context::add_gid`] adds an address of a VLAN. RoCE v1 is
 //! off unless [`Config::roce_v1`] turns it on.
@@ -167,14 +167,14 @@
 //! | ACK timeout | N | exactly | retry budget |
 //! |---|---|---|---|
 //! | default of [`handshake`](Context::handshake) | 14 | 67.1 ms | 0.54 s |
-//! | default of the connection manager; 500 ms, the default of collectives | 17 | 536.9 ms | 4.3 s |
+//! | default of the connection manager, and of collectives (500 ms, rounded up) | 17 | 536.9 ms | 4.3 s |
 //! | `timeout_at_least` of 4 s | 20 | 4.295 s | 34 s |
 //!
 //! To change the ACK timeout, use [`ReadyToSend::timeout_at_least`] in the transition to RTS, or
-//! [`ConnectionParameters::timeout_at_least`], which is for both ends. A failure is reported later than the retry budget in two
-//! cases: a quarter of the ACK timeout later for sends with [`lazy_ack`](SendFlags::lazy_ack); and the timer is extended while
-//! congestion control or a lack of staging chunks holds back requests at this end. An RNIC has a timer of its own, which may differ
-//! (docs/protocol.md §8).
+//! [`ConnectionParameters::timeout_at_least`], which is for both ends. In two cases a failure is reported later than the retry
+//! budget: for sends with [`lazy_ack`](SendFlags::lazy_ack) by a quarter of the ACK timeout; and while congestion control or a lack
+//! of [staging chunks](Config::staging_chunk) delays requests at this end, because this extends the timer. An RNIC has a timer of
+//! its own, which may differ (docs/protocol.md §8).
 //!
 //! Messages of the connection manager have a timeout of the same form, by default N = 20 (4.3 s) and 15 retries. So a `connect` to
 //! a host that does not answer fails after 16 · 4.3 s = 69 s ([`ConnectionParameters::patience`]), and sooner if the network

@@ -3,12 +3,12 @@
 //!
 //! # From a device to a WRITE
 //!
-//! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by its module ([`driver::gpu`]); its memory is allocated there
-//! and registered like any other memory. Every operation may use it, except atomics; one list of SGEs may mix it with host memory.
-//! Two calls fail with [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): to post an atomic whose result goes to
-//! GPU memory, and to register GPU memory with the right `REMOTE_ATOMIC`. Binding a window with that right completes with
-//! `MwBindErr`. A peer's atomic on GPU memory completes with `RemAccessErr`, as on memory without the right. ATOMIC WRITE is
-//! allowed, and executed as a WRITE of 8 bytes: whether a concurrent kernel can see half of it depends on the GPU.
+//! A GPU is opened by name ([`GpuSpec`]: `opencl:0`, `cuda:1`) or by `open` of a module of [`driver::gpu`]; memory is allocated
+//! from the opened device and registered like any other memory. Every operation may use it, except atomics; one list of SGEs may
+//! mix it with host memory. Two calls fail with [`Unsupported`](Error::Unsupported) ([`Feature::AtomicsOfDevice`]): to post an
+//! atomic whose result goes to GPU memory, and to register GPU memory with the right `REMOTE_ATOMIC`. Binding a window with that
+//! right completes with `MwBindErr`. A peer's atomic on GPU memory completes with `RemAccessErr`, as on memory without the right.
+//! ATOMIC WRITE is allowed, and executed as a WRITE of 8 bytes: whether a concurrent kernel can see half of it depends on the GPU.
 //!
 //! ```
 //! use std::time::Duration;
@@ -78,18 +78,19 @@
 //! - Wait for the completion before you start a kernel on data that was received, read or sent. With an RNIC, a kernel that is
 //!   already running and polls the memory may see old bytes after the completion: the card's writes bypass the CPU, and nothing
 //!   flushes them for the GPU (`docs/rnic.md`).
-//! - Copies that have begun continue when their queue pair is reset, destroyed or in ERR. Copies to the GPU then overwrite what
-//!   the program writes to the same memory. In ERR, flushed receives complete after the copies of received data, and flushed sends
-//!   after the copies of READ responses; a request whose data had arrived completely still succeeds. Flushed sends do not wait
-//!   for copies from the GPU, which only read its memory. [`Context::deregister`] returns [`Busy`](Error::Busy) until all copies
-//!   have ended: poll, and try again.
+//! - Copies that have begun continue when their queue pair is reset, is destroyed or enters ERR. Copies to the GPU then overwrite
+//!   what the program writes to the same memory. In ERR, flushed receives complete after the copies of received data, and flushed
+//!   sends after the copies of READ responses; a request whose data had arrived completely still succeeds. Flushed sends do not
+//!   wait for copies from the GPU, which only read its memory. [`Context::deregister`] returns [`Busy`](Error::Busy) until all
+//!   copies have ended: poll, and try again.
 //! - In state SQD (send queue drained), `SqDrained` is raised when all sent requests are acknowledged and the copies of READ
 //!   responses are complete.
 //!
 //! [`Context::piece`] names a part of a region for a [`Reducer`](crate::driver::gpu::Reducer) or a
 //! [`Queue`](crate::driver::gpu::Queue) of your own; with the cargo features, `OpenCl::buffer` and `Cuda::pointer` return the
 //! kernel argument for a piece. `OpenCl::import` and `Cuda::import` take an allocation made elsewhere, such as a PyTorch tensor:
-//! its owner must not free or move it while the memory exists. All of these must use one handle of the device:
+//! its owner must not free or move it while the memory exists. Memory and queues belong to the device handle that created them, so
+//! open each device only once:
 //!
 //! ```ignore
 //! use ferroce::driver::gpu::opencl::{self, OpenCl};
@@ -101,9 +102,9 @@
 //! // clSetKernelArg(kernel, 0, size_of::<cl_mem>(), &buffer), enqueue, clFinish: now it may be posted.
 //! ```
 //!
-//! A reducer computes, with the same bits as the CPU, sums, products, minima and maxima of up to eight sources, divides a result by
-//! a number, and multiplies by a factor. It refuses f64 and divisions that the GPU does not compute exactly as the CPU does. It
-//! also copies within the GPU's memory.
+//! A reducer computes sums, products, minima and maxima of up to eight sources, divides a result by a number, and multiplies by a
+//! factor. The results have the same bits as on the CPU. A reducer refuses f64 on a GPU without double precision, and divisions
+//! that the GPU does not round as the CPU does. It also copies within the GPU's memory.
 //!
 //! # What it costs
 //!

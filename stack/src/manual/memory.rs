@@ -28,10 +28,10 @@
 //!
 //! | missing | [`driver::Error`] |
 //! |---|---|
-//! | in libibverbs, before rdma-core 34: `ibv_reg_dmabuf_mr` | `Verbs` |
-//! | in the card, its driver or the kernel: dma-bufs (rdma_rxe has none) | `Verbs`, mostly with `EOPNOTSUPP` |
-//! | in the device: a dma-buf of its memory (OpenCL has none) | `NoDmaBuf` |
-//! | for a ConnectX: the setting `MLX5_SCATTER_TO_CQE=0` in the environment; without it libmlx5 copies short messages with the CPU | `Invalid` |
+//! | `ibv_reg_dmabuf_mr`: libibverbs is older than rdma-core 34 | `Verbs` |
+//! | support of dma-bufs in the card, its driver or the kernel (rdma_rxe has none) | `Verbs`, mostly with `EOPNOTSUPP` |
+//! | a dma-buf of the device's memory (OpenCL has none) | `NoDmaBuf` |
+//! | the environment variable `MLX5_SCATTER_TO_CQE=0` for a ConnectX: without it libmlx5 copies short messages with the CPU | `Invalid` |
 //!
 //! In these cases register host memory and copy ([`Memory::read`], [`Memory::write`], or a [`Queue`](crate::driver::gpu::Queue)),
 //! or use another port. With an RNIC, memory windows on device memory are not supported. GPU kernels started after the completion
@@ -51,8 +51,8 @@
 //! request. Addresses start at 0, or at the address given to [`register_at`](Context::register_at). Keys are random.
 //!
 //! The queue pair must allow the access too. A queue pair that [`handshake`](Context::handshake) moves out of RESET allows all
-//! remote access. [`Transition::Init`] sets the rights yourself: before `handshake`, or before `connect` or `accept` of the
-//! connection manager, which need a queue pair in INIT.
+//! remote access. To choose the rights, make the [`Transition::Init`] before `handshake`. Before `connect` and `accept` of the
+//! connection manager this transition is always necessary.
 //!
 //! # When a buffer may be accessed
 //!

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | UDP port 4791 | a firewall must accept it for a UDP socket (AF_XDP gets packets before the firewall). NAT on the path breaks the ICRC. Up to 64 processes of one user share the port of an address (`docs/devices.md`); processes of another user, and other programs, get an error that names the owner |
 //! | privileges | a UDP socket needs none. AF_XDP needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and enough locked memory (CAP_IPC_LOCK). An RNIC needs /dev/infiniband |
-//! | MTU | 1088 (IPv4) or 1280 (IPv6) for the path MTU 1024, 4160 or 4180 for 4096; 4200 is enough for all peers (INTEROP.md, "MTU") |
+//! | MTU | for the path MTU 1024: 1088 with IPv4, 1280 with IPv6 (IPv6 allows no less). For 4096: 4160 and 4180. 4200 is enough for all peers (INTEROP.md, "MTU") |
 //! | receive buffer | for UDP sockets 4 MiB: `sysctl -w net.core.rmem_max=4194304` |
 //! | trust | RDMA has neither encryption nor authentication: an attacker that can send to the host from a peer's address and guesses QPN, PSN and key, which are random, can write where that peer may. Use it only on a network of trusted hosts. With [`Config::drop_access_errors`] a wrong key does not end a connection |
 //!
@@ -16,16 +16,16 @@
 //! # Counters
 //!
 //! [`Context::counters`] returns the counters of the protocol: packets by kind, retransmissions, and drops by reason. If the
-//! `hw_counters` of `mlx5_ib` or `rdma_rxe` count the same events, the counter has the same name. [`Context::metrics`] returns all
-//! metrics, and its `Display` is Prometheus text. [`Context::export`] lets other processes of the same user, and root, read them:
-//! `ferroce stat` prints them (a table, `--json`, `--watch 1`, or `--listen` for Prometheus), also those of collectives.
-//! `ferroce flight` reports which rank of a collective hangs or is late.
+//! kernel driver `mlx5_ib` or `rdma_rxe` counts the same events in its sysfs directory `hw_counters`, the name is the same.
+//! [`Context::metrics`] returns all metrics, and its `Display` is Prometheus text. [`Context::export`] lets other processes of the
+//! same user, and root, read them: `ferroce stat` prints them (a table, `--json`, `--watch 1`, or `--listen` for Prometheus), also
+//! those of collectives. `ferroce flight` reports which rank of a collective hangs or is late.
 //!
 //! | counter that grows | meaning |
 //! |---|---|
 //! | [`RetransmittedPkts`](Counter::RetransmittedPkts) with [`PacketSeqErr`](Counter::PacketSeqErr) | packets are lost on the path to the peer, or at the peer |
 //! | [`LocalAckTimeoutErr`](Counter::LocalAckTimeoutErr) | the last packets sent were lost, or the peer did not poll for longer than the ACK timeout |
-//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same losses as in the two rows above, counted at the receiver: packets to this end were lost or reordered; this end's acknowledgements were lost or later than the peer's ACK timeout |
+//! | [`OutOfSequence`](Counter::OutOfSequence), [`DuplicateRequest`](Counter::DuplicateRequest) | the same losses as in the two rows above, counted at the receiver. In this order: packets to this end were lost or reordered; this end's acknowledgements were lost or later than the peer's ACK timeout |
 //! | [`RnrNakRetryErr`](Counter::RnrNakRetryErr) | the peer had no receive posted: RNR NAKs received |
 //! | [`SendRnrErr`](Counter::SendRnrErr) | this end had no receive posted, or no staging chunk for a retransmitted packet: RNR NAKs sent |
 //! | [`OutOfBuffer`](Counter::OutOfBuffer) | this end had no receive posted for a message: an RC sender gets an RNR NAK, a UC or UD message is lost |
@@ -35,7 +35,7 @@
 //! | [`RxWrongService`](Counter::RxWrongService) | the two queue pairs are of different services (RC, UC, UD): [`Context::mismatches`] has the first such packet, and also shows a different path MTU or a right that a queue pair does not give |
 //! | [`RxPkeyMismatch`](Counter::RxPkeyMismatch) | the ends use different P_Keys |
 //! | [`RxWrongAddress`](Counter::RxWrongAddress) | packets that are not from the peer's GID or not to this end's: the ends are connected with other GIDs, or packets of an earlier connection arrive (harmless if they stop) |
-//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | switches mark packets to this end; this end reduces its rate |
+//! | [`NpEcnMarkedRocePackets`](Counter::NpEcnMarkedRocePackets), [`RpCnpHandled`](Counter::RpCnpHandled) | in this order: switches mark packets to this end; this end reduces its rate, because packets that it sent were marked |
 //!
 //! ```
 //! use std::time::Duration;

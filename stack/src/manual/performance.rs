@@ -6,8 +6,8 @@
 //! # The build
 //!
 //! All measurements are of release builds. With 4 codegen units per crate the packet path executes 14 to 19 % more instructions
-//! than with one (counted with callgrind; in the repository `./do bench --bench instructions` counts instructions). The program's
-//! own `Cargo.toml` sets one:
+//! than with one (counted with callgrind; in the repository `./do bench --bench instructions` counts instructions). Set one
+//! in the `Cargo.toml` of your program:
 //!
 //! ```toml
 //! [profile.release.package]

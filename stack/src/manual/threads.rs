@@ -23,7 +23,7 @@
 //! | | cost when idle | response time |
 //! |---|---|---|
 //! | [`Idle::Spin`] | a whole core | one poll; for a dedicated core |
-//! | [`Idle::Yield`] | the part of a core that other threads leave | one poll, and the time slices of other threads |
+//! | [`Idle::Yield`] | the time of a core that other threads do not use | one poll, and the time slices of other threads |
 //! | [`Idle::Adaptive`], the default: spins 200 times (about 10 µs), yields 20 times, then blocks | that of `Spin`, `Yield` and `Block`, in turn | likewise |
 //! | [`Idle::Block`] | nothing | a wake-up by the kernel: microseconds to tens of microseconds |
 //!
@@ -131,7 +131,7 @@
 //!
 //! A context has one thread. To use more cores, open several contexts: one for each queue of the interface (`af_xdp:eth0:0`,
 //! `af_xdp:eth0:1`), each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so each
-//! frame must reach the right queue. On a card, give each context an address and steer it:
+//! frame must reach the right queue. On a card, give each context an address and steer the packets to this address:
 //! `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` for queue 1. A frame sent on queue n of a veth arrives
 //! on queue n of the other end: open the same queue number at both ends.
 //!
