@@ -13,8 +13,8 @@
 //! | feature | what it adds | what it needs |
 //! |---|---|---|
 //! | none (the default) | UDP sockets and ports inside the process; DPDK and RNICs if their libraries are found at run time | – |
-//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | to build: clang, libclang, m4 and the headers of libelf and zlib, also as a path dependency; instead of these libxdp-dev, if you build in ferroce's own workspace. At run time: root, or capabilities ([`manual::operating`]) |
-//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]; these pages have its modules `opencl` and `cuda` if they were built with the features | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
+//! | `af_xdp` | AF_XDP sockets: the lowest latency on an ordinary interface | to build as a dependency, also by path: a C compiler, make, pkg-config, m4, clang and the headers of libclang, libelf and zlib. To build in ferroce's own workspace: a C compiler and libxdp-dev. At run time: root, or capabilities ([`manual::operating`]) |
+//! | `opencl`, `cuda` | memory of GPUs ([`manual::device_memory`]); the API is [`driver::gpu`]. Its modules `opencl` and `cuda` are documented only in a build with these features | at run time libOpenCL.so.1 and a driver for `opencl`, NVIDIA's driver for `cuda` |
 //! | `serde` | `Serialize` and `Deserialize` for [`Endpoint`] and [`RemoteMemory`], which the two ends exchange | – |
 //!
 //! # A first program
