@@ -88,9 +88,9 @@
 //!
 //! # On a GPU
 //!
-//! [`Collectives::on_device`] allocates buffers in GPU memory, and reduces there ([`manual`](manual#on-a-gpu)).
-//! [`Collectives::piece`] returns a buffer for kernels, and [`ferroce::manual::device_memory`] has the rules for concurrent
-//! kernels.
+//! A [`Collectives`] created by [`on_device`](Collectives::on_device) allocates buffers in GPU memory, and reduces there
+//! ([`manual`](manual#on-a-gpu)). [`Collectives::piece`] returns a buffer for kernels, and [`ferroce::manual::device_memory`] has
+//! the rules for concurrent kernels.
 //!
 //! # Bit-exactness
 //!

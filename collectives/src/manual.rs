@@ -32,14 +32,14 @@
 //! | [`Hierarchical`](Algorithm::Hierarchical) | 2 h, with h hosts | between hosts only 2 (h − 1) / h · B / (ranks of a host) | several hosts, each with the same number of ranks, at least two |
 //! | [`Mapped`](Algorithm::Mapped) | 1 to 3 | nothing | ranks that are all on one host |
 //!
-//! [`Mapped`](Algorithm::Mapped) is used wherever possible. Send and receive, all-to-all with different counts, and reductions of
-//! more than 64 ranks use packets. `Mapped` needs processes of one user that see each other in `/proc` (one PID namespace); network
-//! namespaces do not matter ([`SharedMemory::Auto`]). Ranks of a host access memory from [`allocate`](Collectives::allocate)
-//! directly; other memory costs one more copy. If `Mapped` is not possible, a [`Model`] of latencies and bandwidths determines the
-//! cheapest algorithm. Ranks that join with a [`Bootstrap`] measure and exchange them; with cards the default is the model of a
-//! port of 25 Gb/s. All ranks use the same model. [`Collectives::explain`] returns the choice, the reason, and the predicted cost
-//! of each algorithm. [`Options::algorithm`] forces an algorithm, also instead of `Mapped`, for all operations that it can execute
-//! ([`Algorithm::applies_to`]).
+//! [`Mapped`](Algorithm::Mapped) is used wherever possible. It can't execute send and receive, all-to-all with different counts,
+//! and reductions of more than 64 ranks: these use packets. `Mapped` needs processes of one user that see each other in `/proc`
+//! (one PID namespace); network namespaces do not matter ([`SharedMemory::Auto`]). Ranks of a host access memory from
+//! [`allocate`](Collectives::allocate) directly; other memory costs one more copy. If `Mapped` is not possible, a [`Model`] of
+//! latencies and bandwidths determines the cheapest algorithm. Ranks that join with a [`Bootstrap`] measure and exchange these
+//! values; with [`Card`]s the default is the model of a port of 25 Gb/s. All ranks use the same model. [`Collectives::explain`]
+//! returns the choice, the reason, and the predicted cost of each algorithm. [`Options::algorithm`] forces an algorithm, also
+//! instead of `Mapped`, for all operations that it can execute ([`Algorithm::applies_to`]).
 //!
 //! Two fallbacks to a slower path are logged with the reason: the ranks of one host use packets instead of shared memory; the CPU,
 //! instead of the GPU, reduces data in GPU memory. They are counted, by reason, in the [metrics](ferroce::Context::metrics) of the
@@ -61,7 +61,7 @@
 //! | Ring, reduce-scatter | as above, beginning with rank `b + 1` for block `b` |
 //! | Ring, reduce | as above, beginning with the rank after the root |
 //! | Halving | ranks at distance n / 2 first, then n / 4 and so on, the lower rank on the left. For n = 4: `(x[0] ⊕ x[2]) ⊕ (x[1] ⊕ x[3])`. If n is not a power of two, the order depends on the block |
-//! | Tree | at each rank `(left child ⊕ own) ⊕ right child`, at the root `own ⊕ child`. There are two trees. For n = 4, counted from the root: `x[0] ⊕ ((x[1] ⊕ x[2]) ⊕ x[3])` for the 1st, 3rd, … chunk, `x[0] ⊕ ((x[3] ⊕ x[1]) ⊕ x[2])` for the others |
+//! | Tree | at each rank `(left child ⊕ own) ⊕ right child`, at the root `own ⊕ child`. There are two trees. For n = 4, with ranks numbered from the root: `x[0] ⊕ ((x[1] ⊕ x[2]) ⊕ x[3])` for the 1st, 3rd, … chunk, `x[0] ⊕ ((x[3] ⊕ x[1]) ⊕ x[2])` for the others |
 //! | Hierarchical | by rank inside the host, then along the ring of hosts |
 //!
 //! Integers wrap. f16, bf16 and the 8-bit floats are computed in f32, and rounded when a result is stored or sent. Direct, TwoStep
@@ -98,9 +98,9 @@
 //! # On a GPU
 //!
 //! With [`Collectives::on_device`], buffers, scratch memory and received chunks are in memory of the GPU, which copies, reduces,
-//! divides and scales there. A poll starts that work, and continues with other messages until it completes. Long operations are
-//! pipelined in chunks: one is copied to the host, one is on the wire and one is reduced at the same time. Ranks may have different
-//! GPUs, or none; the results are bit for bit those that the CPU computes.
+//! divides and scales there. A poll starts that work and does not wait for it; polls process other messages meanwhile. Long
+//! operations are pipelined in chunks: one is copied to the host, one is on the wire and one is reduced at the same time. Ranks may
+//! have different GPUs, or none; the results are bit for bit those that the CPU computes.
 //!
 //! [`Collectives::on_device`] compiles the kernels, which may take seconds.
 //!
@@ -144,11 +144,11 @@
 //! answers on another rail. If a rank does not poll, it answers on no rail, so none is taken as failed.
 //!
 //! While operations are outstanding, a failed rail is probed once per [`Options::probe_interval`], and used again when it answers.
-//! If it fails again within 16 [retry budgets](Options::retry_budget), it is not probed for a quarter of a retry budget (1.1 s by
-//! default), after each further failure for twice as long, at most for 16 retry budgets (69 s). A rail that fails, and one that
-//! never came up, is logged as a warning, counted in the metrics of its port (`collective_rails_left`, `collective_rails_back`),
-//! and reported by `ferroce flight`. A rank that no rail reaches is reported as [`Lost`](Cause::Lost) within the retry budget, as
-//! with one rail; a little later if only one direction is dead.
+//! If it fails again within 16 [retry budgets](Options::retry_budget) (69 s by default), there is a pause without probes: a quarter
+//! of a retry budget (1.1 s) at first, and twice as long after each further failure, up to 16 retry budgets. A rail that fails, and
+//! one that never came up, is logged as a warning, counted in the metrics of its port (`collective_rails_left`,
+//! `collective_rails_back`), and reported by `ferroce flight`. A rank that no rail reaches is reported as [`Lost`](Cause::Lost)
+//! within the retry budget, as with one rail; a little later if only one direction is dead.
 //!
 //! All rails access the same buffers. So with several rails a buffer must be from [`allocate`](Collectives::allocate),
 //! [`Memory::shared`](ferroce::Memory::shared) or a device, and can't be borrowed as a slice.
@@ -212,9 +212,9 @@
 //!
 //! At a rank with a [GPU](#on-a-gpu) the GPU copies messages of any length, and the CPU copies none.
 //!
-//! With these defaults, a rank allocates 1 MiB for each rank that it communicates with (0.5 MiB with 53 or more ranks, between
-//! these with 34 to 52). For each rank whose chunks it reduces it allocates 2 MiB more (1 MiB with 14 or more ranks, between these
-//! with 10 to 13).
+//! With these defaults, a rank allocates 1 MiB for each rank that it communicates with. In a communicator of 34 to 52 ranks it
+//! allocates less, and 0.5 MiB from 53 ranks on. For each rank whose chunks it reduces it allocates 2 MiB more: less with 10 to 13
+//! ranks, and 1 MiB from 14 ranks on.
 //!
 //! # What the network must let through
 //!
