@@ -59,46 +59,46 @@ use supervisor::{RankNotice, Supervisor};
 
 /// All-reduces the parameter tensors of ResNet-50 between ranks and checks every element.
 ///
-/// The ranks do the same over the kernel's TCP, in turns, and the table has both. "ratio" is TCP's time by
-/// ferroce's: above 1 ferroce is faster.
+/// Rounds over ferroce alternate with rounds over the kernel's TCP, and the table has the times of both. "ratio" is
+/// TCP's time divided by ferroce's: above 1 ferroce is faster.
 ///
-/// Before and after each round rank 0 measures how long a cache line takes from core to core, and a round in
-/// which that was slow is repeated; as many rounds more as were asked for, and three, none with --pcap.
+/// Before and after each round rank 0 measures the time that a cache line needs from core to core, and a round in which
+/// this was slow is repeated. At most --rounds + 3 rounds are added, with --pcap none.
 ///
-/// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and
-/// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
-/// they are processes with UDP sockets on the loopback interface. Where those can't be had either,
-/// they are threads that speak the same packets over an in-process switch.
+/// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and send RoCEv2 through
+/// AF_XDP; all of this is removed at the end. Without the privileges for it, they are processes with UDP sockets on the
+/// loopback interface. If that is not possible either, they are threads that send the same packets over an in-process
+/// switch.
 ///
 /// With -d ibverbs:DEVICE they are processes that share a port of an RNIC.
 ///
-/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
-/// 130 if it is interrupted.
+/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage, 130 if it is
+/// interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What joins the ranks: af_xdp (a namespace and a process for each rank), udp (sockets on addresses of the
-    /// loopback interface, a process for each rank; no privilege), loopback (a switch inside this process, a thread for
-    /// each rank), or an RNIC, as ibverbs:DEVICE[:PORT[:GID]] (a process for each rank) [default: af_xdp where
-    /// possible, else udp, else loopback].
+    /// The network between the ranks: af_xdp (a namespace and a process per rank), udp (sockets on addresses of the
+    /// loopback interface, a process per rank; no privilege needed), loopback (a switch inside this process, a thread
+    /// per rank), or an RNIC, as ibverbs:DEVICE[:PORT[:GID]] (a process per rank) [default: af_xdp if possible, else
+    /// udp, else loopback].
     #[arg(short, long)]
     device: Option<Joint>,
-    /// Ranks.
+    /// Number of ranks.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=i64::from(values::MAX_RANKS)))]
     ranks: u32,
-    /// Times that each tensor is all-reduced [default: 3, or 1 with --pcap].
+    /// Rounds; each all-reduces every tensor once [default: 3, or 1 with --pcap].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get an MTU of
-    /// 1500 bytes, or what this takes if it is more.
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get an MTU of 1500 bytes, or more
+    /// if this path MTU needs it.
     #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
     path_mtu: PathMtu,
-    /// Memory of the tensors: host, or a GPU's (opencl[:N], cuda[:N]), which then adds them up too; nothing is compared with TCP,
-    /// which has no such memory.
+    /// Memory of the tensors: host, or a GPU's (opencl[:N], cuda[:N]); the GPU then also adds them up, and there is no
+    /// comparison with TCP.
     #[arg(long, default_value_t)]
     memory: MemorySpec,
     #[command(flatten)]
     congestion: CongestionArgs,
-    /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
+    /// Record the packets that rank 0 sends and receives into a pcapng file (about 310 MB per round).
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
     #[command(flatten)]

@@ -25,12 +25,13 @@ use gpus::Gpus;
 use rnics::Rnics;
 use sharers::Sharer;
 
-/// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, RNICs, and GPUs with their
-/// distances to both (PCI, NUMA) and what they lack for dma-bufs.
+/// Shows network interfaces (GIDs, path MTUs, missing requirements of the faster drivers), RDMA cards (RNICs), and GPUs
+/// (PCI and NUMA distances to interfaces and cards, missing requirements of dma-bufs).
 ///
-/// With -d the device is opened, and what it says of itself is shown too: which driver the name stands for and why, and the
-/// RNICs on the same interface. Of an RNIC it shows whether its keys are easy to guess, which events it does not raise, and
-/// its congestion control, as far as they are known. RNICs are found by libibverbs.
+/// With -d the device is opened, and the report also has the driver that the name selects, with the reason, the
+/// properties of the opened device, and the RNICs on the same interface. For an RNIC it has, as far as they are known,
+/// whether its keys are easy to guess, which events it does not raise, and its congestion control. RNICs are found
+/// through libibverbs.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:

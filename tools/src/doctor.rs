@@ -60,46 +60,45 @@ use probe::{COPIES, Lookout};
 use probe_port::{ProbePort, RESOLVE_TIME};
 use report::{Check, CheckVerdict, DoctorReport, Mode};
 
-/// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; pause frames, PFC and traffic
-/// classes of the port; and says the cure.
+/// Checks the path to a peer in both directions: MTU, GID, UDP port 4791, ICRC, DSCP and ECN; and pause frames, PFC and
+/// traffic classes of this end's port. Names the remedy for each fault.
 ///
-/// Without PEER it is the far end, which answers until it is interrupted. A PEER that runs no `ferroce
-/// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
-/// both ends run in this process.
+/// Without PEER it answers the checks of other ends until it is interrupted. A PEER without `ferroce doctor` is checked
+/// as far as its connection manager and ICMP allow. With `-d loopback` and no PEER, both ends run in this process.
 ///
-/// While another program has UDP port 4791 of the device, the check is passive: it leaves the port alone and examines that
-/// program by its counters (those of `ferroce stat`), and the way by ICMP, TCP and what the kernel tells. Without PEER it then
-/// examines the program alone. With --active it shares the port with programs of ferroce of the same user, as a further process on
-/// the address. The second line of the report says which it was, and why.
+/// While another program has UDP port 4791 of the device, the check is passive: it does not open the port, and examines
+/// that program by its counters (as `ferroce stat` shows them), and the path by ICMP, TCP and the kernel's tables.
+/// Without PEER it then examines the program only. With --active it shares the port, if the program is ferroce of the
+/// same user. The second line of the report names the mode and the reason.
 ///
 /// Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The other end, a name or an IP address.
+    /// The other end, by name or IP address.
     peer: Option<String>,
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the
-    /// interface of the kernel's route to PEER.
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the interface of the
+    /// kernel's route to PEER.
     #[arg(short, long)]
     device: Option<DeviceSpec>,
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18516)]
     tcp_port: u16,
-    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    /// Index in the GID table (`ferroce devinfo` shows it); by default the first row of the peer's IP version.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
-    /// The path MTU that is wanted; by default the largest that the interface allows.
+    /// The path MTU to check; by default the largest that the interface allows.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// The P_Key that the work of this end is in, as given to the other commands.
+    /// The P_Key of your programs on this host (--pkey of the other commands).
     #[arg(long, value_name = "KEY", value_parser = parse_pkey, default_value = "0xffff")]
     pkey: PKey,
-    /// DSCP of the data that the work of this end sends, 0 to 63, to see in which class of the port it is.
+    /// The DSCP of your programs on this host, 0 to 63; doctor reports its traffic class at the port.
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..64), default_value_t = 0)]
     dscp: u8,
-    /// Leaves UDP port 4791 alone even if it is free.
+    /// Do not open UDP port 4791, even if it is free.
     #[arg(long, conflicts_with = "active")]
     passive: bool,
-    /// Takes UDP port 4791, or shares it with programs of ferroce of the same user; fails while another has it.
+    /// Open UDP port 4791, or share it with ferroce programs of the same user; fail if another program has it.
     #[arg(long)]
     active: bool,
     #[command(flatten)]

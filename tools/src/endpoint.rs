@@ -26,28 +26,27 @@ use crate::failure::{Failure, INTERRUPTED, OrFail};
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PortArgs {
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0 for an
-    /// RNIC, loopback). Up to 64 processes of one user may have the same address (udp, and an interface's name). Processes of
-    /// this host are reached by shared memory; ,shm=off behind an interface or address leaves it out.
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, udp:192.0.2.1, shm:NAME, ibverbs:mlx5_0
+    /// for an RNIC, loopback). Up to 64 processes of one user can share an address (udp, or an interface). Processes of
+    /// this host communicate by shared memory; ,shm=off after the interface or address disables it.
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<usize>,
-    /// What the poll loop does when there is nothing to do: spin, yield, block, or adaptive, which
-    /// spins, then yields, then blocks.
+    /// What the poll loop does when it has no work: spin, yield, block, or adaptive (spin, then yield, then block).
     #[arg(long, value_name = "HOW", default_value = "adaptive", conflicts_with = "spin")]
     pub(crate) idle: Idle,
     /// The same as --idle spin.
     #[arg(long)]
     pub(crate) spin: bool,
-    /// The one P_Key of this end's port, in place of 0xffff: a partition in its low 15 bits, and 0x8000 for a
-    /// full member. Both ends must be of one partition, and one of them a full member.
+    /// The P_Key of this end's port, instead of 0xffff. Its low 15 bits are the partition, which must be the same at
+    /// both ends; 0x8000 is full membership, which at least one end must have.
     #[arg(long, value_name = "KEY", value_parser = parse_pkey)]
     pub(crate) pkey: Option<PKey>,
     #[command(flatten)]
     pub(crate) congestion: CongestionArgs,
-    /// Record all frames of this end into a pcapng file.
+    /// Record all frames that this end sends and receives into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// What becomes of that.

@@ -93,8 +93,8 @@ impl Output {
 /// `--json`, of every command that has a report.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct JsonArg {
-    /// Print the report as JSON in place of text: to standard output, with nothing else there, or into FILE
-    /// (--json=FILE; --json=- is standard output). A server of several clients writes a report for each, one behind the other.
+    /// Print the report as JSON instead of text: to standard output, with nothing else there, or into FILE
+    /// (--json=FILE; --json=- is standard output).
     #[arg(
         id = "json",
         long = "json",

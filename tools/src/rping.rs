@@ -22,11 +22,10 @@ use crate::role::{self, Role, RoleArgs};
 use crate::serving::{ServingArgs, until_signal};
 use advertisement::Advertisement;
 
-/// Connects by the connection manager and reads, writes and sends there and back, as rping does.
+/// Connects by the connection manager and moves data there and back by READ, WRITE and SEND, as rping does.
 ///
-/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client
-/// (as `rping -c HOST`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
-/// this process.
+/// Without HOST it is the server (as `rping -s`) and serves one client; with HOST the client (as `rping -c HOST`). The
+/// other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -38,13 +37,13 @@ pub struct Args {
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
     cm_port: u16,
-    /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the same at both ends, or more at the server.
+    /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the server's size must be at least the client's.
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = quantity::length::<17, { 1 << 20 }>)]
     size: u32,
-    /// Pings; the client decides.
+    /// Number of pings; the client's number counts.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Print what came back.
+    /// Print the data of each ping.
     #[arg(short, long)]
     verbose: bool,
 }

@@ -16,9 +16,9 @@ use crate::failure::Failure;
 // A client that comes while another one is served finds no listener, and is refused without waiting.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ServingArgs {
-    /// Server: serve one client after another until SIGINT or SIGTERM, which end it with status 0 unless a client is being
-    /// served. A client that fails does not end it. A client that comes while another one is served is refused, and can try
-    /// again later.
+    /// Server: serve clients one after another until SIGINT or SIGTERM, which end it with status 0 if no client is
+    /// being served. A failed client does not end it. While one client is served, others are refused and can try again
+    /// later.
     #[arg(short = 'P', long, conflicts_with_all = ["host", "pcap"])]
     persistent: bool,
 }

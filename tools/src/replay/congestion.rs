@@ -35,8 +35,8 @@ use sender::{Sender, SenderReport};
 /// What the senders of a capture are compared with.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct CongestionOptions {
-    /// Compare the rate of each sender with what DCQCN allows: a preset (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5) with
-    /// changes to its parameters after it, as in mlx5,rpg_ai_rate=20. It changes neither verdict nor exit status.
+    /// Compare the rate of each sender with the rate that DCQCN allows: a preset (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5),
+    /// optionally followed by changes to its parameters: mlx5,rpg_ai_rate=20. It changes neither verdict nor exit status.
     #[arg(long, value_name = "PRESET")]
     congestion: Option<Preset>,
     /// Line rate of the senders in Gb/s; by default estimated from the capture.
