@@ -411,7 +411,7 @@ fn a_device_that_hangs_is_named_by_its_rank() {
     assert!(matches!(&found[..], [Finding::Hangs { rank: 0, why: Why::Device, .. }]), "{found:?}");
     for (rank, (outcome, _)) in outcomes.iter().enumerate() {
         let names =
-            outcome.contains("the device of rank 0 has failed: nothing that it was given has ended for ");
+            outcome.contains("the device of rank 0 has failed: none of its copies and reductions has ended for ");
         assert!(names, "rank {rank}: {outcome}");
     }
 }

@@ -153,7 +153,8 @@ fn memory_that_others_write_has_copies_and_words_and_no_slices() {
         ];
         for said in said {
             let expected = format!(
-                "{kind} memory has no slices, because others may write it at any time: use read and write, load_u64 \
+                "{kind} memory has no slices, because other processes may write it at any time: use read and write, \
+                 load_u64 \
                  and store_u64, or atomics"
             );
             assert!(said.starts_with("MR ") && said.ends_with(&expected), "{said}");

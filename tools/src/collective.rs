@@ -219,7 +219,7 @@ impl Args {
             return Err(Failure::usage(format!("--in-place: {operation} can't be in place")));
         }
         if self.timeout.0.is_zero() {
-            return Err(Failure::usage("--timeout 0s: must be a time that ranks need to meet, as 60s"));
+            return Err(Failure::usage("--timeout 0s: must be the time that ranks need to join, as 60s"));
         }
         // As nccl-tests has it.
         let is_type = |device: &&Rails| {
@@ -249,7 +249,7 @@ impl Args {
             return Err(Failure::usage(format!("--root {root}: must be a rank, 0 to {}", ranks - 1)));
         }
         if *operation == Pattern::SendReceive && ranks < 2 {
-            return Err(Failure::usage(format!("{operation} of {ranks} rank: it needs 2 or more")));
+            return Err(Failure::usage(format!("{operation} of {ranks} rank: must be 2 or more")));
         }
         if device.len() > 1 && device.len() != ranks as usize {
             let given = device.len();
@@ -259,7 +259,8 @@ impl Args {
         }
         if device.iter().any(Rails::has_loopback) {
             return Err(Failure::usage(
-                "--device loopback: it stays inside a process, and each rank is one; take udp:127.0.0.1 or shm:NAME",
+                "--device loopback: it does not leave a process, and each rank is a process; use udp:127.0.0.1 or \
+                 shm:NAME",
             ));
         }
         Ok(())

@@ -32,12 +32,14 @@ impl CongestionArgs {
         if is_on && matches!(device, Device::Rnic(_)) {
             let name = &device.capabilities().interface;
             return Err(Failure::usage(format!(
-                "--congestion: '{name}' is an RNIC, which has its own (`ferroce devinfo -d ibverbs:{name}`): leave it out"
+                "--congestion: '{name}' is an RNIC, which has its own congestion control (`ferroce devinfo -d \
+                 ibverbs:{name}`); leave the option out"
             )));
         }
         if is_on && line_rate.is_none() && device.line_rate().is_none() {
             return Err(Failure::usage(format!(
-                "--congestion: '{}' does not tell its line rate, where congestion control starts; give it by --line-rate GBPS",
+                "--congestion: '{}' does not report its line rate, at which congestion control starts; set it by \
+                 --line-rate GBPS",
                 device.capabilities().interface
             )));
         }

@@ -158,7 +158,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let result = demo(&args, &interrupted);
         // What fails because of the signal is not what the user wants to read.
         if interrupted.load(Ordering::Relaxed) {
-            info!("the ranks are ended, and nothing is left of their network");
+            info!("the ranks were ended, and their network was removed");
             return Err(Error::Interrupted);
         }
         result
@@ -181,7 +181,7 @@ enum Error {
     Collective(#[from] ferroce_collectives::Error),
     #[error("{name} {what}; it had {progress}")]
     Rank { name: String, what: String, progress: String },
-    #[error("no rank has told anything for {} s; they are: {progress}", PATIENCE.as_secs())]
+    #[error("no rank has reported anything for {} s: {progress}", PATIENCE.as_secs())]
     Stuck { progress: String },
     #[error("{what}: {source}")]
     Os { what: &'static str, source: io::Error },
@@ -310,7 +310,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
 /// Ranks as processes on the loopback interface, each with an address of its own there.
 fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     if args.pcap.is_some() {
-        let reason = "a UDP socket tells no IPv4 identification, so a capture of it would not be true";
+        let reason = "a UDP socket does not report the IPv4 identification, so its capture would be wrong";
         return Err(unavailable(UDP, reason.to_owned()));
     }
     let mut ranks = Supervisor::new();
@@ -382,7 +382,7 @@ fn start_rank(
 }
 
 fn own_program() -> Result<PathBuf, Error> {
-    std::env::current_exe().map_err(|source| Error::Os { what: "finding this program's own file", source })
+    std::env::current_exe().map_err(|source| Error::Os { what: "finding this program's file", source })
 }
 
 fn unavailable(driver: &'static str, reason: String) -> Error {
@@ -428,7 +428,7 @@ fn check_rights() -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(unavailable(AF_XDP, format!("this process lacks {}, which root has", missing.join(", "))))
+    Err(unavailable(AF_XDP, format!("this process lacks {}; run as root", missing.join(", "))))
 }
 
 /// The capabilities that the demo needs and the process of this /proc/PID/status lacks.
@@ -473,7 +473,7 @@ fn supervise(
                 if rank == 0 && is_repeated =>
             {
                 state.note(ends.map(|line| line.map(Into::into)), false);
-                note!("a round over {transport} met the machine in its slow state, and is repeated");
+                note!("a round over {transport} was measured in the slow state of this machine, and is repeated");
                 told = Instant::now();
             }
             // Of no time, and right, or it would not be repeated.
@@ -509,7 +509,7 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
 
 fn progress(log: &RankLog) -> String {
     match (&log.opened, log.rounds()) {
-        (None, _) => "not opened its port yet".to_owned(),
+        (None, _) => "not opened its port".to_owned(),
         (Some(_), 0) => "opened its port and completed no round".to_owned(),
         (Some(_), rounds) => format!("completed {rounds} rounds"),
     }

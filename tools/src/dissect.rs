@@ -87,7 +87,7 @@ pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
         None => text.parse(),
     };
     let qpn = number.ok().filter(|number| *number < 1 << 24 && !text.contains('+')).map(Qpn::new);
-    qpn.ok_or_else(|| "a queue pair number is one of 24 bits, as 17 or 0x000011".to_owned())
+    qpn.ok_or_else(|| "must be a queue pair number of 24 bits, as 17 or 0x000011".to_owned())
 }
 
 /// Prints the packets of a capture; see [`Args`] for the exit status.

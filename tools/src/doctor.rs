@@ -83,7 +83,7 @@ pub struct Args {
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18516)]
     tcp_port: u16,
-    /// Index in the GID table (`ferroce devinfo` shows it); by default the first row of the peer's IP version.
+    /// Index in the GID table (`ferroce devinfo` shows it); by default a row of the peer's IP version.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
     /// The path MTU to check; by default the largest that the interface allows.
@@ -124,14 +124,14 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         (None, Some(peer)) => (local::device_towards(address(peer, None, &interrupt)?)?, Some(peer.as_str())),
         (None, None) => {
             return Err(Failure::usage(
-                "name a peer to be checked, or with -d the device on which checks are answered",
+                "name a PEER to check, or with -d the device on which to answer checks",
             ));
         }
     };
     let device = device.without_shared_memory();
     let place = Place::of(&device)?;
     if args.passive && place.is_none() {
-        return Err(Failure::usage(format!("--passive: '{device}' is on none of the kernel's interfaces")));
+        return Err(Failure::usage(format!("--passive: '{device}' is not on an interface of the kernel")));
     }
     if let Some([far, near]) = selftest::ports(&device, peer)? {
         let listener = Listener::local()?;
@@ -169,12 +169,12 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let to = address(peer, Some(addresses), &interrupt)?;
     if addresses.contains(&to) {
         return Err(Failure::usage(format!(
-            "{to} is the address of this end itself, to which there is no way to check; give that of another end"
+            "{to} is the address of this end; give that of another end"
         )));
     }
     let why = match (args.active, occupants.describe()) {
         (true, Some(others)) => format!("--active, though {others}"),
-        _ => "nobody else has UDP port 4791 here".to_owned(),
+        _ => "no other program has UDP port 4791 here".to_owned(),
     };
     args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
 }
@@ -237,7 +237,7 @@ impl Args {
                     Err(failure) => checks.push(Check::failed(
                         FAR_END,
                         format!("the check with it ended early: {failure}"),
-                        "check again; its own log says more",
+                        "check again, and see the log of the other end",
                     )),
                 }
             }
@@ -245,8 +245,9 @@ impl Args {
             Err(failure) => {
                 checks.push(Check::note(
                     FAR_END,
-                    format!("no doctor answers ({failure}); what follows is seen from here alone"),
-                    format!("`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, to check each way by itself"),
+                    format!("no doctor answers ({failure}); the following checks are made from this end only"),
+                    format!("`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, checks each \
+                        direction separately"),
                 ));
                 checks.extend(alone::checks(
                     port.driver,
@@ -309,7 +310,7 @@ impl Args {
                 "UDP 4791 back",
                 format!("{to} sends no more to {source}: {refused}"),
                 format!(
-                    "leave UDP port 4791 out of NAT on the way, let it through firewalls, and see `ip route get \
+                    "exclude UDP port 4791 from NAT on the path, allow it in firewalls, and see `ip route get \
                      {source}` there"
                 ),
             )),
@@ -368,7 +369,7 @@ fn partition_check(own: PKey, far: PKey) -> Check {
     Check::failed(
         NAME,
         format!("P_Key {own} here, {far} there: each end drops all packets of the other (rx_pkey_mismatch)"),
-        "give both ends the same --pkey, at one of them with 0x8000 in it",
+        "give both ends the same low 15 bits of --pkey, and at least one of them 0x8000",
     )
 }
 

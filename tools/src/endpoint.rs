@@ -73,7 +73,7 @@ impl PortArgs {
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
         if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
-            info!("the server here takes P_Key {pkey}: of two limited members neither would hear the other");
+            info!("the server in this process uses P_Key {pkey}: two limited members would drop each other's packets");
         }
         PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
@@ -86,7 +86,7 @@ pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
         None => text.parse(),
     };
     let pkey = number.ok().map(PKey).filter(|pkey| pkey.is_valid());
-    pkey.ok_or_else(|| "a P_Key is a number of 16 bits, as 0x8001, with a partition in the low 15".to_owned())
+    pkey.ok_or_else(|| "must be a P_Key of 16 bits, as 0x8001, with a partition other than 0 in the low 15".to_owned())
 }
 
 /// Whether a device can't be opened because others have it.
@@ -185,7 +185,7 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
     device.into_driver().map_err(|rnic| {
         let name = &rnic.capabilities().interface;
         Failure::usage(format!(
-            "{what}: the frames of '{name}' are the card's; it takes a packet driver, as udp:ADDRESS"
+            "{what}: the card handles the frames of '{name}'; use a packet driver, as udp:ADDRESS"
         ))
     })
 }
@@ -287,7 +287,7 @@ impl Endpoint {
         };
         if table.is_empty() {
             return Err(Failure::usage(format!(
-                "'{}' has no IP address, so it has no GID; give it one: `ip addr add 10.0.0.1/24 dev {0}`",
+                "'{}' has no IP address, so it has no GID; add an address: `ip addr add 10.0.0.1/24 dev {0}`",
                 port.interface
             )));
         }
@@ -336,7 +336,7 @@ impl Endpoint {
             return Ok(());
         }
         let interface = &self.context.port().interface;
-        Err(Failure::usage(format!("-s {size}: a datagram on '{interface}' has at most {most} bytes")))
+        Err(Failure::usage(format!("-s {size}: must be at most {most}, the longest datagram on '{interface}'")))
     }
 
     /// The address of a peer, with the GID at `index` for the own one.
@@ -419,20 +419,20 @@ impl Endpoint {
                 )
             }
             CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } => {
-                "the peer refuses: no server listens on this port (-p); one that serves another client listens again when \
-                 that is done"
+                "the peer refuses: no server listens on this port (-p); a server that serves another \
+                 client listens again afterwards"
                     .to_owned()
             }
             CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
             CmEvent::Unreachable { reason: Unreachable::Silent { .. }, .. } => format!(
-                "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \
+                "the peer does not answer; is its UDP port 4791 open, does a server listen there, and is it in the \
                  partition of {} (--pkey)?{}",
                 self.pkey(),
                 self.evidence()
             ),
             CmEvent::Unreachable { reason, .. } => reason.to_string(),
             CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
-            other => format!("{other:?} was not to be expected"),
+            other => format!("{other:?} was not expected"),
         })
     }
 
@@ -451,8 +451,8 @@ impl Endpoint {
                     if !std::mem::replace(&mut self.told_pkey, true) {
                         let own = self.pkey();
                         warn!(
-                            "{source} sends packets of P_Key {pkey}, and this end has {own} (--pkey): they are dropped \
-                             (rx_pkey_mismatch)"
+                            "{source} sends packets with P_Key {pkey}, and this end has {own} (--pkey): they are \
+                             dropped (rx_pkey_mismatch)"
                         );
                     }
                 }
@@ -493,7 +493,7 @@ pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
 pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
-        warn!("`ferroce stat` will not see this: {error}");
+        warn!("`ferroce stat` will not show this context: {error}");
     }
 }
 

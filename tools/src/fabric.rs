@@ -161,7 +161,7 @@ interrupted (the results until then are printed).";
 /// it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let bases = args.bases()?;
-    let Some(first) = bases.first() else { return Err(Failure::usage("--compare: nothing to run")) };
+    let Some(first) = bases.first() else { return Err(Failure::usage("--compare: no setting to run")) };
     if args.describe {
         let text = file::write(&first.description)?;
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
@@ -169,7 +169,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     args.check_outputs()?;
     let hosts = bases.iter().map(|base| base.description.topology.hosts()).max().unwrap_or(0);
     if hosts >= LARGE && !heap::prefer_huge_pages(hosts * HEAP_PER_HOST) {
-        tracing::debug!("no huge pages for {hosts} hosts: a run takes a fifth longer");
+        tracing::debug!("no huge pages for {hosts} hosts: a run takes 20 % longer");
     }
     if first.description.seed.checked_add(args.seeds - 1).is_none() {
         let (seed, seeds) = (first.description.seed, args.seeds);
@@ -179,7 +179,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let runs = bases.len() as u64 * args.seeds;
     if !args.pcap.is_empty() && runs > 1 {
         return Err(Failure::usage(format!(
-            "--pcap: {runs} runs; it is for one, without --compare and --seeds"
+            "--pcap: there are {runs} runs; must be a single one, without --compare and --seeds"
         )));
     }
     let interrupt = Interrupt::install()?;
@@ -250,7 +250,7 @@ impl Args {
             let names: Vec<String> = Scenario::value_variants().iter().map(Scenario::to_string).collect();
             let names = names.join(", ");
             return Err(Failure::usage(format!(
-                "'{}' is neither a scenario nor a file; scenarios are {names}",
+                "'{}' is neither a scenario nor a file; the scenarios are {names}",
                 self.scenario
             )));
         }
@@ -391,7 +391,7 @@ impl<'a> Campaign<'a> {
         {
             let limit = self.bases[0].description.time.limit;
             return format!(
-                "interrupted at {} of {limit}: this is a part of the run",
+                "interrupted at {} of {limit}: the report covers a part of the run",
                 legible_time(run.outcome.duration)
             );
         }
@@ -404,12 +404,12 @@ impl<'a> Campaign<'a> {
             fewer.map(|case| format!("'{}' has {} of {} seeds", case.label, case.runs.len(), self.seeds));
         let mut left: Vec<String> = fewer.collect();
         if done == 0 {
-            left = vec!["nothing is known".to_owned()];
+            left = vec!["there are no results".to_owned()];
         } else if !absent.is_empty() {
             left.push(format!("without a run, and left out: {}", absent.join(", ")));
         }
         let left = left.join("; ");
-        format!("interrupted: only the {done} of {of} runs count that had come to their end; {left}")
+        format!("interrupted: only the {done} of {of} runs that were complete are reported; {left}")
     }
 
     fn print(&self, args: &Args, cases: &[Case], interrupted: Option<String>) -> Result<(), Failure> {

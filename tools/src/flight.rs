@@ -109,12 +109,12 @@ impl Args {
             Diagnosis::all(recordings).iter().map(|of| format!("{:016x}", of.communicator)).collect();
         match &self.communicator {
             Some(wanted) if !ids.is_empty() => {
-                format!("--communicator {}: none begins so; there are {}", legible(wanted), ids.join(", "))
+                format!("--communicator {}: no id begins with it; there are {}", legible(wanted), ids.join(", "))
             }
             _ if recordings.is_empty() => {
-                "no process with collectives is to be seen on this host; those of other users can't be seen without being root".to_owned()
+                "no process with collectives is visible on this host; only root sees those of other users".to_owned()
             }
-            _ => "no communicator of two ranks or more is recorded".to_owned(),
+            _ => "no communicator of two or more ranks is recorded".to_owned(),
         }
     }
 }

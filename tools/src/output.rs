@@ -177,7 +177,7 @@ pub(crate) fn check_files<'a>(
         // What is no file, as /dev/null, may be given several times.
         let is_file = path.is_file() || !path.exists();
         if let Some((other, _)) = taken.iter().find(|(_, other)| is_file && *other == real(path)) {
-            return Err(Failure::usage(format!("{named}: must be a file of its own; {other} has this one")));
+            return Err(Failure::usage(format!("{named}: must be another file; {other} has this one")));
         }
         taken.push((option, real(path)));
     }

@@ -117,9 +117,9 @@ pub struct Args {
     /// Path MTU: 256, 512, 1024, 2048 or 4096; by default the largest that both interfaces allow.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default the first row of the
-    /// peer's IP version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with
-    /// its row: ibverbs:mlx5_0:1:3.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
+    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
+    /// ibverbs:mlx5_0:1:3.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
     /// Server: also send messages and READ responses to a client whose GID is not the address of its TCP connection.
@@ -231,7 +231,7 @@ fn start(args: &Args) -> Result<(), Failure> {
     }
     if args.perftest {
         return Err(Failure::usage(
-            "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+            "--perftest is for a client, with a HOST; a server detects a perftest client",
         ));
     }
     let mut tcp_port = args.tcp_port;
@@ -257,8 +257,8 @@ impl Args {
     fn check(&self) -> Result<(), Failure> {
         if self.rdma_cm {
             return Err(Failure::usage(
-                "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
-                 connect so)",
+                "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and \
+                 `ucmatose` connect by it)",
             ));
         }
         let plan = self.plan();
@@ -327,16 +327,16 @@ impl Args {
     fn check_perftest(&self) -> Result<(), Failure> {
         let counted = self.operation == Operation::Send || self.plan().echoes();
         let refused = [
-            (self.check, "--check: perftest does not say what its messages hold"),
-            (self.selective_repeat, "--selective-repeat: perftest can't agree to it"),
+            (self.check, "--check: the contents of perftest's messages are not known"),
+            (self.selective_repeat, "--selective-repeat: perftest does not support it"),
             (
                 counted && self.duration.is_some(),
-                "-D: this operation's server counts messages too, and perftest does not say how many come; \
+                "-D: the server of this operation must know the number of messages, which perftest does not send; \
                  give -n at both ends",
             ),
             (
                 self.plan().doorbell() && self.iters == Some(1),
-                "-n 1: WRITE latency is timed from one WRITE to the next there, so 2 or more",
+                "-n 1: must be 2 or more: perftest measures WRITE latency from one WRITE to the next",
             ),
         ];
         match refused.iter().find(|(given, _)| *given) {
@@ -365,7 +365,7 @@ impl Args {
         let mut ear = Ear::open(end, listener.port()?)?;
         let meanwhile = || {
             if matches!(patience, Patience::Until(end) if Instant::now() > end) {
-                return Err(Failure::run("the client has not come back; does it have --compare too?"));
+                return Err(Failure::run("the client has not connected again; does it have --compare too?"));
             }
             end.poll().and_then(|_| ear.check(end))
         };
@@ -421,7 +421,7 @@ impl Args {
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         // A server sends to the address that it knows from TCP, if that is one of the device's.
-        let own = stream.local_addr().or_fail(|| "the own address".into())?.ip().to_canonical();
+        let own = stream.local_addr().or_fail(|| "the address of this end".into())?.ip().to_canonical();
         let known = end.context.port().gids.iter().position(|row| row.gid == Gid::from(own));
         let wanted = self.gid_index.or(known);
         let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;

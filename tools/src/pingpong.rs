@@ -67,9 +67,9 @@ pub struct Args {
     /// Sleep on completion events instead of polling.
     #[arg(short, long, conflicts_with = "spin")]
     events: bool,
-    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default the first row of the
-    /// peer's IP version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with
-    /// its row: ibverbs:mlx5_0:1:3.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; by default a row of the peer's IP
+    /// version. For a row of an RNIC's own table, which also has the GIDs of RoCE v1, give the device with its row:
+    /// ibverbs:mlx5_0:1:3.
     #[arg(short, long, value_name = "INDEX")]
     gid_idx: Option<usize>,
     /// Check the data of every message received; give it at both ends.
@@ -108,14 +108,14 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 
 /// Reads a path MTU.
 pub(crate) fn path_mtu(text: &str) -> Result<PathMtu, String> {
-    let bytes: u32 = text.parse().map_err(|_| format!("'{text}': 256, 512, 1024, 2048 or 4096"))?;
+    let bytes: u32 = text.parse().map_err(|_| format!("'{text}': must be 256, 512, 1024, 2048 or 4096"))?;
     PathMtu::try_from(bytes).map_err(|error| error.to_string())
 }
 
 fn start(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     if args.sl != 0 {
-        warn!("-l {}: frames carry no VLAN tag here, so the service level goes nowhere", args.sl);
+        warn!("-l {}: frames carry no VLAN tag here, so the service level has no effect", args.sl);
     }
     if let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? {
         let listener = Listener::local()?;
@@ -389,7 +389,7 @@ impl<'a> PingPong<'a> {
         let (size, offset) = (self.args.size(), self.args.offset());
         if length != size + offset {
             return Err(Failure::run(format!(
-                "message {number} has {} bytes; -s {size} at the other end too?",
+                "message {number} has {} bytes; must be {size}: is -s the same at the other end?",
                 length.saturating_sub(offset)
             )));
         }

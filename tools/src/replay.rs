@@ -148,7 +148,7 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
         known.sort();
         known.dedup();
         return Err(Failure::usage(format!(
-            "--role {role}: nobody has this address in {}; {}",
+            "--role {role}: no conversation in {} has this address; {}",
             capture_input::name(&args.file),
             if known.is_empty() {
                 "there is no conversation".to_owned()

@@ -93,7 +93,7 @@ impl Role for Rping<'_> {
         let callers = end.await_callers(args.cm_port, 1, &parameters, |end| queue_pair(end, *incoming));
         let Some(callers) = until_signal(callers)? else { return Ok(false) };
         let [Caller { request, qp }] = callers[..] else {
-            return Err(Failure::run(format!("{} clients in place of one", callers.len())));
+            return Err(Failure::run(format!("{} clients instead of one", callers.len())));
         };
         self.qp = Some(qp);
         let brought = request.private_data;
@@ -103,7 +103,7 @@ impl Role for Rping<'_> {
             let length = from.length.min(self.args.size);
             if from.length > self.args.size {
                 return Err(Failure::usage(format!(
-                    "the client pings with {} bytes; give the server -S {0}",
+                    "the client pings with {} bytes; start the server with -S {0}",
                     from.length
                 )));
             }
@@ -120,7 +120,7 @@ impl Role for Rping<'_> {
             let mut why = "the client ended the connection without a ping: is it another program?".to_owned();
             if let Some(last) = brought.iter().rposition(|byte| *byte != 0) {
                 why += &format!(
-                    " Its request brought private data, as rping's does not: {}",
+                    " Its request has private data, unlike rping's: {}",
                     quote(&brought[..=last])
                 );
             }
@@ -297,7 +297,7 @@ fn check_message(wc: &WorkCompletion) -> Result<(), Failure> {
     }
     let what = if wc.opcode == WcOpcode::Recv { "a SEND" } else { "an RDMA WRITE with immediate" };
     Err(Failure::run(format!(
-        "{what} of {length} bytes came in place of rping's SEND of {}: the peer is another program",
+        "{what} of {length} bytes arrived instead of rping's SEND of {}: the peer is another program",
         Advertisement::LEN
     )))
 }

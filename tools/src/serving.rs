@@ -44,7 +44,7 @@ impl ServingArgs {
                 Ok(true) => served += 1,
                 Ok(false) => return ended(served),
                 Err(failure @ (Failure::Run(_) | Failure::Usage(_))) if self.persistent => {
-                    warn!("a client was not served to its end: {failure}");
+                    warn!("serving a client failed: {failure}");
                     thread::sleep(PAUSE);
                 }
                 Err(failure) => return Err(failure),
@@ -56,7 +56,7 @@ impl ServingArgs {
                     Ok(end) => break end,
                     Err(_) if interrupt.is_set() => return ended(served),
                     Err(failure) if !is_told => {
-                        warn!("no client can be served until this works again: {failure}");
+                        warn!("no client can be served until this is resolved: {failure}");
                         is_told = true;
                     }
                     Err(_) => {}
@@ -68,7 +68,7 @@ impl ServingArgs {
 }
 
 fn ended(served: u64) -> Result<(), Failure> {
-    info!("a signal ends the server, which has served {served} clients");
+    info!("a signal ends the server after {served} clients");
     Ok(())
 }
 

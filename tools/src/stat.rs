@@ -87,7 +87,7 @@ impl Args {
             let (commands, findings) = (found.commands(), found.findings());
             let contexts = match found.or_explain() {
                 Err(_) if turn > 0 => {
-                    info!("what was watched has ended");
+                    info!("the watched processes have ended");
                     return Ok(());
                 }
                 contexts => contexts?,
@@ -231,12 +231,12 @@ impl Contexts {
                 };
                 format!("no process and no device '{wanted}'; there are: {}{more}", others.join("; "))
             }
-            _ => "no running ferroce process to be seen; ferroce's commands (`perf`, `rping`, `demo`, ...) show themselves, other \
-                  programs by Context::export"
+            _ => "no running ferroce process is visible; ferroce's commands (`perf`, `rping`, `demo`, ...) are \
+                visible, other programs by Context::export"
                 .to_owned(),
         };
         if self.forbidden > 0 {
-            reason += "; those of other users can't be seen without being root (permission denied)";
+            reason += "; only root sees those of other users (permission denied)";
         }
         Err(Failure::Run(reason))
     }

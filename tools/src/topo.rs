@@ -64,7 +64,7 @@ fn pid(text: &str) -> Result<Pid, String> {
         "self" => Ok(Pid(None)),
         number => {
             let number =
-                number.parse::<u32>().map_err(|_| "the number of a process, or 'self'".to_owned())?;
+                number.parse::<u32>().map_err(|_| "must be a process id, or 'self'".to_owned())?;
             Ok(Pid(Some(number)))
         }
     }
@@ -89,7 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         }
     }
     if args.local_rank.is_some() && args.pid.is_none() && args.cpus.is_none() {
-        return Err(Failure::usage("--local-rank is for --pid or --cpus, of which there is none"));
+        return Err(Failure::usage("--local-rank needs --pid or --cpus"));
     }
     let host = match &args.sysfs {
         Some(folder) => Topology::read(folder)?,

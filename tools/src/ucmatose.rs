@@ -155,7 +155,7 @@ impl<'a> Ucmatose<'a> {
                 WcOpcode::Recv if wc.byte_len != self.args.size => {
                     let (size, length) = (self.args.size, wc.byte_len);
                     return Err(Failure::usage(format!(
-                        "a message of {length} bytes; -S {size} at the other end too?"
+                        "a message of {length} bytes; must be {size}: is -S the same at the other end?"
                     )));
                 }
                 WcOpcode::Recv => self.received += 1,

@@ -90,7 +90,7 @@ fn all_slots_can_have_a_process_and_no_more() {
     let refused = join_some("all", 1).unwrap_err().to_string();
     assert!(
         refused.ends_with(
-            "can't be shared: 64 of its 64 slots have processes; end one, or take another address"
+            "can't be shared: 64 of its 64 slots have processes; end one, or use another address"
         ),
         "{refused}"
     );

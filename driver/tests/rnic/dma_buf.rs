@@ -147,7 +147,8 @@ fn a_card_that_refuses_is_named_with_what_to_do() {
         assert_eq!(
             refused(&stub, FileGpu::default(), REMOTE, IOVA).to_string(),
             format!(
-                "ibv_reg_dmabuf_mr of stub0: {told}; the card, its driver or this kernel takes no memory of a GPU (8192 \
+                "ibv_reg_dmabuf_mr of stub0: {told}; the card, its driver or this kernel does not accept memory of a \
+                 GPU (8192 \
                  bytes of files:0) as a dma-buf: {COPY}"
             )
         );
@@ -192,7 +193,8 @@ fn a_gpu_that_gives_nothing_out_says_why() {
     assert_eq!(
         refused(&stub, FileGpu { offset: 0, keeps: true }, REMOTE, IOVA).to_string(),
         format!(
-            "stub0 reaches memory of a GPU by a dma-buf, and there is none: files:0: a dma-buf of its memory: it has none; \
+            "stub0 accesses memory of a GPU through a dma-buf, and there is none: files:0: a dma-buf of its memory: \
+             it has none; \
              {COPY}"
         )
     );

@@ -400,6 +400,7 @@ fn a_queue_pair_has_the_control_of_its_own_configuration_or_of_the_context() {
     let config = QpConfig::rc(peer.pd, peer.cq).congestion(own);
     assert_eq!(
         refused(&mut peer, config),
-        "line_rate = unknown: bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there"
+        "line_rate = unknown: bit/s, by Config::line_rate: the driver does not report it, and congestion control \
+         starts at it"
     );
 }

@@ -230,7 +230,7 @@ impl<C: Beside> Session<C> {
             if missing == 0 || (is_over && !self.plan.is_reliable()) {
                 if missing == wanted && wanted > 0 {
                     let evidence = self.end.evidence();
-                    return Err(Failure::run(format!("none of {wanted} messages has come{evidence}")));
+                    return Err(Failure::run(format!("none of {wanted} messages has arrived{evidence}")));
                 }
                 return Ok(missing);
             }
@@ -280,7 +280,7 @@ impl<C: Beside> Session<C> {
         }
         let (service, evidence) = (self.plan.service.name(), self.end.evidence());
         Err(Failure::run(format!(
-            "message {message} or its answer is lost, and {service} repeats nothing{evidence}"
+            "message {message} or its answer is lost, and {service} does not retransmit{evidence}"
         )))
     }
 
@@ -348,7 +348,7 @@ impl<C: Beside> Session<C> {
             return Ok(());
         }
         Err(Failure::run(format!(
-            "a message of {length} bytes came in place of {size}: both ends need the same size (-s)"
+            "a message of {length} bytes arrived instead of {size}: both ends need the same size (-s)"
         )))
     }
 
@@ -402,7 +402,7 @@ impl<C: Beside> Session<C> {
         let patience =
             if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
         if under_way {
-            warn!("{}; work under way has {:.1} s to end", gone::<C>(how), patience.as_secs_f64());
+            warn!("{}; outstanding work has {:.1} s to complete", gone::<C>(how), patience.as_secs_f64());
         }
         self.lost = Some((now + patience, how));
         Ok(())
@@ -422,11 +422,11 @@ impl<C: Beside> Session<C> {
 
 /// The cause, which stands before what follows from it.
 fn gone<C: Beside>(how: &str) -> String {
-    format!("the other end is gone: its control connection {how}{}", C::ADVICE)
+    format!("the other end has ended: its control connection {how}{}", C::ADVICE)
 }
 
 pub(super) fn unexpected(message: &PerfMessage) -> Failure {
-    Failure::run(format!("the other end sent {} out of turn", legible(&format!("{message:?}"))))
+    Failure::run(format!("the other end sent {}, which was not expected", legible(&format!("{message:?}"))))
 }
 
 /// How long a work request may take to run out of retries: the timer may run to four times its

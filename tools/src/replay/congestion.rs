@@ -42,7 +42,7 @@ pub(super) struct CongestionOptions {
     /// Line rate of the senders in Gb/s; by default estimated from the capture.
     #[arg(long, value_name = "GBPS", requires = "congestion")]
     line_rate: Option<Gigabits>,
-    /// With the rates of each sender over time.
+    /// Also print the rates of each sender over time.
     #[arg(long, requires = "congestion")]
     series: bool,
 }
@@ -224,7 +224,7 @@ impl fmt::Display for Comparison {
         if self.senders.iter().any(|sender| sender.is_unknown()) {
             writeln!(
                 f,
-                "  qp ?: nothing tells the queue pair of the sender, nor which CNPs are for it; --pair tells"
+                "  qp ?: the queue pair of the sender and its CNPs are unknown; give --pair"
             )?;
         }
         if self.packets_left_out > 0 {

@@ -69,9 +69,10 @@ fn a_failure_that_is_not_mended_in_the_run_is_noted() {
     let outcome = fabric(&format!("{file} --svg {svg}"));
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     for words in [
-        "note      no switch takes another way while switch4 is down: it is back at 6ms, after 4ms, and convergence takes 50ms",
+        "note      no switch uses another path while switch4 is down: it is up again at 6ms, after 4ms, and \
+         convergence takes 50ms",
         "the ACK timeout is 16777us, and the run ends at 12ms",
-        "of 16 flows stand still at the end, host",
+        "of 16 flows are stalled at the end, host",
         "  no way to their host",
         "a flow stood still at most, us",
         "  median of the flows, us",
@@ -110,7 +111,7 @@ fn a_host_that_stays_away_is_noted() {
     let failure = "\n[[failure]]\nat = \"10us\"\nlink = [\"host1\", \"switch0\"]\n";
     fs::write(&file, text.clone() + failure).unwrap();
     let outcome = fabric(&format!("{file} --ack-timeout 4"));
-    let words = "note      host1 has no other link: nothing comes to it or from it after 10us";
+    let words = "note      host1 has no other link: it receives and sends nothing after 10us";
     assert!(outcome.stdout.contains(words), "{outcome:#?}");
     // A value of the file that an option makes wrong is told by its place: there is no such option.
     let failure = failure.replace("10us", "2ms");
@@ -142,7 +143,7 @@ fn an_interrupted_run_says_what_is_known() {
     let outcome = interrupted("fabric fairness --hosts 16 --limit 100s --sample 1ms");
     assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
     assert_eq!(outcome.stdout.matches("interrupted at ").count(), 2, "{outcome:#?}");
-    assert!(outcome.stdout.contains(" of 100s: this is a part of the run"), "{outcome:#?}");
+    assert!(outcome.stdout.contains(" of 100s: the report covers a part of the run"), "{outcome:#?}");
 }
 
 /// Half a run is no sample: only those count that have come to their end, and columns without one are named.
@@ -152,7 +153,7 @@ fn interrupted_comparisons_count_whole_runs() {
     let outcome = interrupted(&format!("{quick} limit=1ms,limit=2ms --seeds 10000"));
     for words in [
         "note      interrupted: only the ",
-        " of 40000 runs count that had come to their end; ",
+        " of 40000 runs that were complete are reported; ",
         " of 10000 seeds; without a run, and left out: ",
         "'pmax=0.2 limit=2ms'",
     ] {

@@ -68,7 +68,7 @@ impl Version {
         })?;
         if version < Version::OLDEST || version > Version::NEWEST {
             return Err(format!(
-                "perftest {version}: {} to {} are known here",
+                "perftest {version}: must be {} to {}",
                 Version::OLDEST,
                 Version::NEWEST
             ));
@@ -123,7 +123,7 @@ impl SystemData {
         let limits = [("page", cycle_buffer, most.cycle_buffer), ("cache line", cache_line, most.cache_line)];
         for (what, bytes, most) in limits {
             if bytes == 0 || bytes > most {
-                return Err(format!("perftest's {what} of {bytes} bytes: 1 to {most}"));
+                return Err(format!("perftest's {what} of {bytes} bytes: must be 1 to {most}"));
             }
         }
         Ok(SystemData { cycle_buffer, cache_line })
@@ -211,12 +211,11 @@ impl PerftestDestination {
         };
         // Other ends say something shorter or longer, and would wait, or leave something behind.
         if start[PerftestDestination::WITHOUT_GID - 1] == 0 {
-            return Err("perftest has no GID; give it one there with -x INDEX".into());
+            return Err("perftest has no GID; start it with -x INDEX".into());
         }
         if start[PerftestDestination::GID..].iter().all(u8::is_ascii_hexdigit) {
             return Err(
-                "perftest validates data there (--data_validation), which only perftest can answer; \
-                        leave that away"
+                "perftest was started with --data_validation, which only perftest supports; start it without"
                     .into(),
             );
         }
