@@ -73,7 +73,7 @@ fn a_failure_that_is_not_mended_in_the_run_is_noted() {
          convergence takes 50ms",
         "the ACK timeout is 16777us, and the run ends at 12ms",
         "of 16 flows are stalled at the end, host",
-        "  no way to their host",
+        "  no path to their host",
         "a flow stood still at most, us",
         "  median of the flows, us",
     ] {
